@@ -83,7 +83,11 @@ class Target:
         status = {}
         for command in ("ADD", "CHECK", "DEL"):
             outcome = run_plugin(plugin, command, config, **options)
-            assert_valid_answer(outcome)
+            if outcome.status:
+                error = outcome.error()
+                assert "defect of podwire" not in error.get("details", ""), error
+            for line in outcome.stderr.split("\n"):
+                assert all(char.isprintable() for char in line), repr(line)
             status[command] = outcome.status
             if between and command == "ADD" and outcome.status == 0:
                 between()
@@ -97,15 +101,6 @@ class Target:
         files = sorted(str(path) for path in self.tmp_path.rglob("*") if not str(path).startswith(str(self.store)))
         reservations = sorted(file.name for file in self.store.glob("*/1*"))
         return netstate.state(self.host, netfilter=True), netstate.state(self.sandbox), files, reservations
-
-
-def assert_valid_answer(outcome):
-    """Asserts success or an error object, no report of a defect, and no control characters on stderr."""
-    if outcome.status:
-        error = outcome.error()
-        assert "defect of podwire" not in error.get("details", ""), error
-    for line in outcome.stderr.split("\n"):
-        assert all(char.isprintable() for char in line), repr(line)
 
 
 @pytest.fixture

@@ -118,24 +118,21 @@ def create_used_node(host, store, backend, new_sandbox):
 def test_attack(bin_dir, host, store, new_sandbox, backends, attack):
     """DEL succeeds in time and restores the host, although sandbox and prevResult differ; CHECK may fail."""
     for backend in backends:
-        assert_harmless(create_used_node(host, store, backend, new_sandbox), new_sandbox, attack)
-
-
-def assert_harmless(node, new_sandbox, attack):
-    pod, other, neighbour = new_sandbox(), new_sandbox(), new_sandbox()
-    neighbour_result = node.add(neighbour)
-    before = node.state()
-    result = node.add(pod)
-    words = {"MAC": result["interfaces"][2]["mac"], "ADDRESS": result["ips"][0]["address"], "OTHER": other.name}
-    for line in ATTACKS[attack]:
-        pod.ip(*[words.get(word, word) for word in line.split(" ")])
-    node.run_all("CHECK", pod, result)
-    for outcome in node.run_all("DEL", pod, result).values():
-        outcome.assert_silent()
-    assert node.state() == before
-    for plugin, outcome in node.run_all("CHECK", neighbour, neighbour_result).items():
-        assert outcome.status == (plugin == "loopback")  # no plugin has configured it
-    node.run_all("DEL", neighbour, neighbour_result)
+        node = create_used_node(host, store, backend, new_sandbox)
+        pod, other, neighbour = new_sandbox(), new_sandbox(), new_sandbox()
+        neighbour_result = node.add(neighbour)
+        before = node.state()
+        result = node.add(pod)
+        words = {"MAC": result["interfaces"][2]["mac"], "ADDRESS": result["ips"][0]["address"], "OTHER": other.name}
+        for line in ATTACKS[attack]:
+            pod.ip(*[words.get(word, word) for word in line.split(" ")])
+        node.run_all("CHECK", pod, result)
+        for outcome in node.run_all("DEL", pod, result).values():
+            outcome.assert_silent()
+        assert node.state() == before
+        for plugin, outcome in node.run_all("CHECK", neighbour, neighbour_result).items():
+            assert outcome.status == (plugin == "loopback")  # no plugin has configured it
+        node.run_all("DEL", neighbour, neighbour_result)
 
 
 @pytest.mark.needs("tbf", "ifb")

@@ -74,13 +74,17 @@ def test_rules_of_iptables_equal_those_of_the_reference_plugin(host, bin_dir, to
     assert net.rules() == {tool: scenario[f"{tool} after DEL"] for tool in TOOLS}
 
 
-def test_rulesets_equal_those_of_the_reference_plugin(network, expected):
-    """The ruleset after ADD equals the reference plugin's except conditions and hairpin; after DEL it is equal."""
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["new", "replaced"])
+def test_rulesets_equal_those_of_the_reference_plugin(network, expected, load, is_replaced):
+    """A new ruleset, and one that replaces the reference's, is equal but for conditions and hairpin; DEL restores."""
+    if is_replaced:
+        load(expected["nft"])
     network.add(CONTAINER_ID)
     assert as_reference_plugin(ruleset(network.host), network.config) == expected["nft"]
     network.check(CONTAINER_ID)
     network.delete(CONTAINER_ID)
-    assert ruleset(network.host) == unconditional(expected["nft after DEL"])
+    after = expected["nft after DEL"]
+    assert ruleset(network.host) == (after if is_replaced else unconditional(after))
 
 
 @pytest.mark.parametrize("has_result", [True, False])
@@ -92,16 +96,6 @@ def test_check_and_del_of_rules_of_the_reference_plugin(network, expected, load,
     for _ in range(2):
         (network if has_result else network.without_result()).delete(CONTAINER_ID)
         assert ruleset(network.host) == expected["nft after DEL"]
-
-
-def test_add_replaces_rules_of_the_reference_plugin(network, expected, load):
-    """ADD replaces the reference plugin's rules, and keeps base chains with the same conditions."""
-    load(expected["nft"])
-    network.add(CONTAINER_ID)
-    assert as_reference_plugin(ruleset(network.host), network.config) == expected["nft"]
-    network.check(CONTAINER_ID)
-    network.delete(CONTAINER_ID)
-    assert ruleset(network.host) == expected["nft after DEL"]
 
 
 def test_del_of_the_reference_plugin_removes_rules_of_podwire(network, expected):

@@ -93,7 +93,12 @@ def test_all_plugins_work_rootless(root, bin_dir, backend, mapped):
             chain.collect(pod, pod)
             chain.run_all("CHECK", pod, result)
             assert chain.leases().keys() == {address(result, 0), address(result, 1), "lock"}
-            assert_owned_by_user(home / "networks" / "net", host_user=rootless.USER)
+            assert os.geteuid() == 0
+            assert f" {rootless.USER} " in " ".join(Path("/proc/self/uid_map").read_text().split()) + " "
+            for file in (home / "networks" / "net").iterdir():
+                status = file.stat()
+                assert (status.st_uid, status.st_gid) == (0, 0)
+                assert stat.S_IMODE(status.st_mode) == (0o750 if file.name == "lock" else 0o600)
             chain.run_all("DEL", pod, result)
             assert netstate.state(host, netfilter=True) == before
             assert chain.leases().keys() == {"lock"}
@@ -151,16 +156,6 @@ def test_ptp_works_rootless(root, bin_dir, backend, at_once):
             assert chain.leases().keys() == {"lock"}
 
     rootless.run_rootless(scenario, at_once=at_once)
-
-
-def assert_owned_by_user(directory, host_user):
-    """Asserts that the user owns the files, and that they have the usual modes."""
-    assert os.geteuid() == 0
-    assert f" {host_user} " in " ".join(Path("/proc/self/uid_map").read_text().split()) + " "
-    for file in directory.iterdir():
-        status = file.stat()
-        assert (status.st_uid, status.st_gid) == (0, 0)
-        assert stat.S_IMODE(status.st_mode) == (0o750 if file.name == "lock" else 0o600)
 
 
 @pytest.mark.parametrize("forwarding", [True, False])

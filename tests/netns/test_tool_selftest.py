@@ -37,17 +37,6 @@ exec chroot . /podwire selftest --json
 """
 
 
-def run_alone(host: Namespace, directory: Path) -> dict[str, Any]:
-    """Runs the self-test in a root directory without any other program; returns its document."""
-    line = ["unshare", "--mount", "sh", "-c", ALONE, "sh", str(directory), SELFTEST[0]]
-    with host.entered():
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    document: dict[str, Any] = json.loads(done.stdout)
-    assert done.returncode in (0, 4), list_failures(document)
-    return document
-
-
 def list_failures(document: dict[str, Any]) -> list[str]:
     """Returns the reason of each network that failed."""
     return [f"{item['network']}: {item['reason']}" for item in document["networks"] if item["outcome"] == "failed"]
@@ -99,7 +88,12 @@ def test_every_plugin_works_or_is_skipped_with_a_reason(tool: Tool):
 def test_it_needs_only_its_file(tool: Tool, tmp_path: Path):
     """Without any other program everything passes but the networks that need iptables, which are skipped."""
     (tmp_path / "root").mkdir()
-    document = run_alone(tool.host, tmp_path / "root")
+    line = ["unshare", "--mount", "sh", "-c", ALONE, "sh", str(tmp_path / "root"), SELFTEST[0]]
+    with tool.host.entered():
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode in (0, 4), list_failures(document)
     networks = {item["network"]: item for item in document["networks"]}
     assert networks["ptp"]["outcome"] == "passed"
     assert networks["bridge, iptables"]["outcome"] == "skipped"

@@ -155,7 +155,11 @@ def test_memory_protection(program):
     assert not [line for line in lines if " RWE " in line]
     assert [line for line in lines if "GNU_STACK" in line and " RW " in line]
     [relro] = [line.split() for line in lines if "GNU_RELRO" in line]
-    slots = chosen_function_slots(program)
+    # The pointers to libc's functions that each process chooses by its processor.
+    kind = {"x86_64": 37, "aarch64": 1032}[os.uname().machine]  # elf.h: R_*_IRELATIVE
+    pattern = b"(.{8})" + re.escape(kind.to_bytes(8, "little")) + b".{8}"
+    entries = re.findall(pattern, program.read_bytes()[:4096], re.DOTALL)  # they follow the program headers
+    slots = [int.from_bytes(entry, "little") for entry in entries]
     assert len(slots) > 20
     assert all(0 <= slot - int(relro[2], 16) < int(relro[5], 16) for slot in slots)
     processes = [memory(program) for _ in range(3)]
@@ -165,14 +169,6 @@ def test_memory_protection(program):
         assert not [hex(slot) for slot in slots if not any(slot in addresses for addresses in fixed)]
     for area in ("[stack]", "[heap]", "[vdso]"):
         assert len({line.split()[0] for maps in processes for line in maps if line.endswith(area)}) > 1, area
-
-
-def chosen_function_slots(program: Path) -> list[int]:
-    """Returns the addresses of the pointers to libc's functions that each process chooses by its processor."""
-    kind = {"x86_64": 37, "aarch64": 1032}[os.uname().machine]  # elf.h: R_*_IRELATIVE
-    pattern = b"(.{8})" + re.escape(kind.to_bytes(8, "little")) + b".{8}"
-    entries = re.findall(pattern, program.read_bytes()[:4096], re.DOTALL)  # they follow the program headers
-    return [int.from_bytes(entry, "little") for entry in entries]
 
 
 def memory(program: Path) -> list[str]:

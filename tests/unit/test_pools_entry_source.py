@@ -2,6 +2,8 @@
 
 from ipaddress import ip_address, ip_network
 
+import pytest
+
 from agent.node import Node
 from agent.node_watch import Changed, Deleted, NodeEvent, NodeWatch, Synced
 from agent.pools.block_protocol import NodeRecord
@@ -23,18 +25,12 @@ def put(store, node, value):
     store.swap_entry(node, store.read_entry(node), value)
 
 
-def test_entries_are_nodes():
-    """An entry is a node: its ID is the UID, its blocks are the networks of its pods."""
+@pytest.mark.parametrize(("fenced", "networks"), [(False, (BLOCK,)), (True, ())])
+def test_entries_are_nodes(fenced, networks):
+    """An entry is a node: its ID is the UID, its blocks are the networks of its pods; a fenced node has none."""
     store = StoreDouble()
-    put(store, "1d", entry())
-    assert EntryNodes(store).list_nodes().items == [Node("a", "1d", (BLOCK,), (ADDRESS,))]
-
-
-def test_the_networks_of_a_fenced_node_are_nobodys():
-    """A fenced node has no networks, also while its entry still lists them."""
-    store = StoreDouble()
-    put(store, "1d", entry(fenced=True))
-    assert EntryNodes(store).list_nodes().items == [Node("a", "1d", (), (ADDRESS,))]
+    put(store, "1d", entry(fenced=fenced))
+    assert EntryNodes(store).list_nodes().items == [Node("a", "1d", networks, (ADDRESS,))]
 
 
 def test_the_later_registered_entry_of_a_name_counts():
