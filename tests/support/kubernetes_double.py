@@ -123,15 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        """Answers a get, a list or a watch."""
-        self._handle()
-
-    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815 - the names of http.server
-
-    def log_message(self, *_: object) -> None:
-        """Logs nothing."""
-
-    def _handle(self) -> None:
+        """Answers any request."""
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         fault = self.server.fault_of(f"{self.command} {self.path}") or Fault()
         if fault.stalled:
@@ -143,6 +135,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(fault.status, fault.body, fault.headers)
         else:
             self._execute(body, fault)
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815 - the names of http.server
+
+    def log_message(self, *_: object) -> None:
+        """Logs nothing."""
 
     def _execute(self, body: bytes, fault: Fault) -> None:
         query = {key: values[-1] for key, values in parse_qs(urlsplit(self.path).query).items()}
