@@ -26,10 +26,7 @@ def bridge(*subnets: str, name: str = "cni0", **keys: Any) -> dict[str, Any]:
 
 
 def run_on(machine: Machine, container_id: str, netns: str, ifname: str = "eth0") -> Run:
-    """Returns a function that runs a plugin for one attachment; a failure fails the test.
-
-    `netns` is a path on the machine, or "".
-    """
+    """Returns a function that runs a plugin for one attachment; a failure fails the test; `netns` may be ""."""
     names = {"CONTAINERID": container_id, "NETNS": netns, "IFNAME": ifname, "PATH": str(BIN_DIR)}
 
     def run(plugin: str, command: str, config: dict[str, Any]) -> Outcome:

@@ -181,10 +181,7 @@ class Cri:
 
     @contextlib.contextmanager
     def no_leftovers(self, bridge: str, *args: Any) -> Iterator[None]:
-        """Asserts that the pods of a block leave nothing, after a first pod of the network left what stays by design.
-
-        `args` are the first pod's, as in `config`.
-        """
+        """Asserts that the pods of a block leave nothing, after a first pod (`args` as in `config`) left what stays."""
         clean = self.machine.leftovers(links=[bridge])
         self.remove(self.run("first", *args))
         assert eventually(lambda: self.machine.leftovers(links=[bridge]) == clean), self.machine.leftovers()

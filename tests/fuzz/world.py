@@ -204,10 +204,7 @@ class World:
         self._rules = nft.open_socket()
 
     def judge(self, case: Case, invoke: Callable[[Case], tuple[str, bytes]] = invoke) -> str:
-        """Runs a case and returns its verdict, "done" or "code N"; raises FaultError.
-
-        It deletes a successful attachment again; a failed ADD must have left nothing.
-        """
+        """Runs a case, deletes what it attached; returns the verdict, "done" or "code N"; FaultError for remains."""
         self._create_files(case.files)
         with system.replaced(HostSystem()):
             if case.env.get("CNI_COMMAND") == "ADD":

@@ -33,10 +33,7 @@ TIMES = (0, 1, 600, 7200, 0xFFFFFFFF)
 
 
 def run(read: Callable[[int], str], *, nightly: bool) -> Counter[str]:
-    """Calls `read` with the number of each packet; returns how often it returned each outcome.
-
-    Each night has other packets. A failed assertion means that memory has grown.
-    """
+    """Calls `read` with the number of each packet, other ones each night; returns how often each outcome came."""
 
     def count(start: int, number: int) -> Counter[str]:
         return Counter(map(read, range(start, start + number)))

@@ -34,10 +34,7 @@ ON_A_VETH = ("bandwidth", "sbr", "tuning")  # they work on an existing interface
 
 
 class Target:
-    """A host with a pod, and configurations of plugins for the texts; `run` attaches and detaches.
-
-    A plugin without a configuration here has the minimal one, with which ADD may fail.
-    """
+    """A host with a pod, and configurations of plugins, by default minimal ones; `run` attaches and detaches."""
 
     def __init__(self, host, sandbox, tmp_path):
         self.host, self.sandbox, self.tmp_path = host, sandbox, tmp_path

@@ -23,10 +23,7 @@ _DIES_WITH_PARENT = ("setpriv", "--pdeathsig=KILL")  # the machine ends even if 
 
 
 def boot(directory: Path, script: str, files: dict[str, bytes]) -> str:
-    """Boots, runs a script of busybox's shell and powers off; returns the console's output.
-
-    `files` are the executable files of the machine, by path; `directory` is for the archive.
-    """
+    """Boots with executable `files` by path, runs a script of busybox's shell; returns the console's output."""
     if not (_DEBIAN / "bin").is_dir():
         raise FileNotFoundError(f"no kernel in {_DEBIAN}: run `make arm64-machine`")
     (kernel,) = (_DEBIAN / "boot").glob("vmlinuz-*")

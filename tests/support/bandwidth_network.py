@@ -80,10 +80,7 @@ class BandwidthNetwork(ChainedNetwork):
 
 
 def connect_veth(host: Namespace, pod: Namespace, name: str = "veth0", ifname: str = "eth0") -> dict[str, Any]:
-    """Connects `pod` to the host by a veth, both ends up, and returns the result of an interface plugin that did so.
-
-    Tests of the bandwidth plugin alone need no bridge. Like the host, the result has another interface.
-    """
+    """Connects `pod` by a veth, both ends up; returns the result of an interface plugin, with another interface."""
     host.ip("link", "add", name, "type", "veth", "peer", "name", ifname, "netns", pod.name)
     host.ip("link", "set", name, "up")
     pod.ip("link", "set", ifname, "up")

@@ -26,10 +26,7 @@ commonName = supplied
 
 
 def create(directory: Path, *addresses: str) -> Path:
-    """Creates ca.crt, server.crt, server.key and server.pem (both) in a directory; returns the directory.
-
-    The certificate is also for `addresses`.
-    """
+    """Creates ca.crt, server.crt (for `addresses`), server.key and server.pem (both); returns the directory."""
     paths = {name: str(directory / name) for name in ("ca.key", "ca.crt", "server.key", "server.crt")}
     authority = ("-subj", "/CN=cluster", "-keyout", paths["ca.key"], "-out", paths["ca.crt"])
     output("openssl", "req", "-x509", *_KEY, *authority)

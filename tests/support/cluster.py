@@ -175,10 +175,7 @@ def _open(namespace: Namespace, kind: socket.SocketKind, address: str) -> socket
 
 
 def ask(source: Namespace, target: Namespace, address: str, size: int = 1, *, within_s: float = _TIMEOUT_S) -> str:
-    """Sends a UDP packet of `size` bytes and receives the reply; returns the source address that the target sees.
-
-    Returns "" without a reply.
-    """
+    """Sends a UDP packet of `size` bytes; returns the source address that the target sees, "" without a reply."""
     with _open(target, socket.SOCK_DGRAM, address) as server, _open(source, socket.SOCK_DGRAM, address) as client:
         for each in (server, client):
             each.settimeout(within_s)

@@ -190,10 +190,7 @@ class Node:
             return {str(file.relative_to(root)): _text(file) for each in _SETTINGS for file in root.glob(each)}
 
     def await_state(self, before: State, shared: State | None, pod: Namespace | None) -> None:
-        """Waits until the state equals `before`; AssertionError with the difference.
-
-        `shared`: the state of a host after its first pod came and went; objects in it may remain.
-        """
+        """Waits until the state equals `before`, but for objects in `shared`, the state after the host's first pod."""
         deadline = time.monotonic() + _CLEANUP_TIMEOUT_S
         pod_exists = bool(pod and pod.exists())
         expected = before if pod_exists else {key: value for key, value in before.items() if key != "pod"}

@@ -62,10 +62,7 @@ class Program:
 
 @dataclass
 class Node:
-    """The host, the machine of the server, and the two programs; `directory` has all files.
-
-    The server listens on `interface` of its machine.
-    """
+    """The host, the machine whose `interface` the server listens on, and the programs; `directory` has all files."""
 
     host: Namespace
     machine: Namespace
@@ -203,10 +200,7 @@ def created(host: Namespace, machine: Namespace, directory: Path, **settings: An
 
 @contextmanager
 def serving(host: Namespace, interface: str, directory: Path) -> Iterator[Node]:
-    """Runs the server on an interface of the host, which gets its address, and the daemon, during the block.
-
-    No sample in conf/ has its subnet.
-    """
+    """Runs the server on an interface of the host, which gets its address, and the daemon, during the block."""
     host.ip("address", "add", "10.125.0.1/24", "dev", interface)
     with _ended(Node(host, host, directory, interface=interface)) as node:
         node.start_server(range_="10.125.0.100,10.125.0.149,255.255.255.0")
@@ -216,10 +210,7 @@ def serving(host: Namespace, interface: str, directory: Path) -> Iterator[Node]:
 
 @contextmanager
 def prepared(host: Namespace, networks: Iterable[NetworkList], directory: Path) -> Iterator[set[str]]:
-    """Creates the interfaces of the lists on the host, and runs a server and the daemon if dhcp is their IPAM plugin.
-
-    Yields the interfaces' names.
-    """
+    """Creates the interfaces of the lists; runs server and daemon if dhcp is their IPAM plugin; yields the names."""
     names: set[str] = set()
     with ExitStack() as stack:
         for network in networks:

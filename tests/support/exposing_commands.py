@@ -26,10 +26,7 @@ _SUBNETS = re.compile(r"(?:-s|-d|saddr|daddr)\s+([0-9a-fA-F.:]+/\d+)")
 
 
 def commands(text: str, interfaces: Collection[str], subnets: Collection[str] = ()) -> Iterator[str]:
-    """Yields the commands that open an interface outside `interfaces`, or accept traffic outside `subnets`.
-
-    Forwarding for `all` does not count: pods need it, and it is a setting of the whole node.
-    """
+    """Yields commands that open an interface outside `interfaces` (not `all`), or accept traffic outside `subnets`."""
     for match in _SETTING.finditer(text):
         name = match["name"].strip("'\"")
         if name not in interfaces and (name, match["what"]) != ("all", "forwarding"):

@@ -106,10 +106,7 @@ def conflist(
 
 
 def run_on_node(function: Callable[[Namespace], Any]) -> Any:
-    """Runs a function in a child process that is a node, and returns its result, which must be serializable as JSON.
-
-    An exception in the function fails the test.
-    """
+    """Runs a function in a child process that is a node, and returns its result, which must be serializable as JSON."""
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:

@@ -258,10 +258,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def patched(document: Document, operations: Any) -> Document:
-    """Returns a copy of an object after a JSON Patch (RFC 6902) of the operations test, add and replace.
-
-    As Kubernetes' library it compares texts and numbers as they are written in JSON.
-    """
+    """Returns a copy of an object after a JSON Patch (RFC 6902) of the operations test, add and replace."""
     new = copy.deepcopy(document)
     for operation in operations:
         *parents, key = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]

@@ -172,10 +172,7 @@ class Machine(Host):
         return leaked + [f"qdisc {line}" for line in netstate.qdiscs(self.network) if " tbf " in line]
 
     def picture(self) -> dict[str, Any]:
-        """Returns the state of the machine as a value: network, rules, limits, CNI's files, processes, namespaces.
-
-        Waits for running plugins, such as a background process that closes a socket.
-        """
+        """Returns the state of the machine, after running plugins: network, rules, limits, files, processes, mounts."""
         eventually(lambda: not {*self._processes()} & {*binaries.names()}, within_s=10)
         mounts = [line.split()[4] for line in Path(f"/proc/{self.pid}/mountinfo").read_text().splitlines()]
         return {

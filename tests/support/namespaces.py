@@ -73,10 +73,7 @@ class Namespace:
 
 
 def create(purpose: str = "pod") -> Namespace:
-    """Creates a namespace with a unique name; the caller deletes it (tests use the fixtures instead).
-
-    It does the same as `ip netns add` without starting a process: hundreds of tests create two namespaces.
-    """
+    """Creates a namespace with a unique name, without a process as of `ip netns add`; the caller deletes it."""
     namespace = Namespace(f"{_PREFIX}{purpose}-{identity(os.getpid())}-{next(_numbers)}")
     path = Path(namespace.path)
     path.parent.mkdir(exist_ok=True)
@@ -142,10 +139,7 @@ def temporary(purpose: str = "pod") -> Iterator[Namespace]:
 
 @contextlib.contextmanager
 def temporary_host() -> Iterator[Namespace]:
-    """Yields a new namespace that represents the host: its lo is up, as on every host, and forwarding is off.
-
-    A new namespace inherits the machine's sysctls, among them forwarding.
-    """
+    """Yields a new namespace that represents the host: lo is up, and forwarding, which it inherits, is off."""
     with temporary("host") as namespace:
         namespace.set_sysctl("net/ipv4/ip_forward", "0")
         with namespace.entered(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
