@@ -76,7 +76,7 @@ def test_rules_of_iptables_equal_those_of_the_reference_plugin(host, bin_dir, to
 
 @pytest.mark.parametrize("is_replaced", [False, True], ids=["new", "replaced"])
 def test_rulesets_equal_those_of_the_reference_plugin(network, expected, load, is_replaced):
-    """A new ruleset, and one that replaces the reference's, is equal but for conditions and hairpin; DEL restores."""
+    """After ADD, also in place of its rules, the ruleset is the reference's but for conditions and hairpin."""
     if is_replaced:
         load(expected["nft"])
     network.add(CONTAINER_ID)
