@@ -37,23 +37,6 @@ def test_missed_target_is_marked(ours, target, cells):
     assert last == ["case", f"{ours:.2f}", f"{ours:.2f}", "1.00", "1.00", f"{ours:.2f}", *cells]
 
 
-def test_row_without_a_reference():
-    """A row without a reference has no ratio and misses no target."""
-    podwire_only = Row("case", figures([5.0]), None, 0.5)
-    assert (podwire_only.ratio, podwire_only.least_ratio, podwire_only.missed) == (None, None, False)
-    assert timing_table([podwire_only]).splitlines()[-1].split() == ["case", "5.00", "5.00", "-", "0.50"]
-    assert as_json(podwire_only)["reference"] is None
-
-
-def test_floor_has_a_column_if_one_was_measured():
-    """The last column is the kernel's time alone, in tables with at least one such row."""
-    with_floor = row([1.0], [2.0])._replace(floor=figures([0.25]))
-    text = timing_table([with_floor, row([1.0], [2.0])])
-    assert text.splitlines()[0].endswith("kernel alone")
-    assert text.splitlines()[2].endswith("0.25")
-    assert "kernel alone" not in timing_table([row([1.0], [2.0])])
-
-
 @pytest.mark.parametrize(
     ("case", "ratio"),
     [

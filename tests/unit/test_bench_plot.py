@@ -21,12 +21,6 @@ def report(*cases: tuple[str, float, float] | Row, group: str = "ms") -> dict[st
     return {"about": {"rounds": 3, "kernel": "6.1", "cpus": 2}, group: [as_json(row) for row in rows]}
 
 
-def dots(text: str, kind: str) -> list[float]:
-    """Returns the x positions of an implementation's dots, without the one in the legend."""
-    root = ElementTree.fromstring(text)
-    return [float(dot.attrib["cx"]) for dot in root.iter(f"{SVG}circle") if dot.attrib["class"] == kind][1:]
-
-
 def test_table_has_every_case():
     """Each case is a row with both medians and their ratio, below a line about the machine; sizes are in MiB and MB."""
     text = page.markdown(report(("VERSION", 0.61234, 1.25), ("portmap DEL", 3, 512.4)))["bench"]
@@ -36,36 +30,6 @@ def test_table_has_every_case():
     assert "| ADD | 2 | 4 | 0.50 |" in page.markdown(report(("ADD", 2048, 4096), group="shared_kib"))["bench"]
     assert "| bridge | 15 | 5 | 3.00 |" in page.markdown(report(("bridge", 15360, 5120), group="memory_kib"))["bench"]
     assert "| all | 25.2 | 12.6 | 2.00 |" in page.markdown(report(("all", 25.2e6, 12.6e6), group="size_bytes"))["bench"]
-
-
-def test_targets_are_in_a_separate_table():
-    """Cases with a target are grouped by title, and missed ratios are bold, with a third digit if missed narrowly."""
-    rows = [
-        Row("VERSION", figures([3]), figures([10]), 0.6),
-        Row("bridge ADD", figures([1]), figures([2]), 0.5, figures([0.5])),
-        Row("bridge CHECK", figures([3]), figures([4]), 0.5),
-        Row("loopback ADD", figures([1]), figures([2])),
-        Row("ptp ADD", figures([502]), figures([1000]), 0.5),
-    ]
-    text = page.markdown(report(*rows))["targets"]
-    assert "2 of 4 targets are met" in text
-    assert "| VERSION | 0.30 | 0.60 |  |  |  |  |" in text
-    assert "| bridge | 0.50 | 0.50 | **0.75** | 0.50 |  |  |" in text
-    assert "| ptp | **0.502** | 0.50 |" in text
-    assert "loopback" not in text
-
-
-def test_ratios_to_the_kernel_alone_are_in_a_separate_table():
-    """Each case with a floor is divided by it; more than twice, for VERSION 1.8 times, is bold."""
-    rows = [
-        Row("VERSION", figures([1.9]), figures([10]), floor=figures([1])),
-        Row("bridge ADD", figures([1.9]), figures([2]), floor=figures([1])),
-        Row("bridge CHECK", figures([6]), figures([4]), floor=figures([2])),
-        Row("bridge DEL", figures([1]), figures([2])),
-    ]
-    text = page.markdown(report(*rows))["floors"]
-    assert "| VERSION | **1.90** |  |  |" in text
-    assert "| bridge | 1.90 | **3.00** |  |" in text
 
 
 def test_the_newest_reference_has_a_separate_table(tmp_path):
@@ -83,37 +47,6 @@ def test_the_newest_reference_has_a_separate_table(tmp_path):
     assert "| VERSION | 0.25 (1 / 4) |  |  |" in text
     assert "The load was up to 2.0: trust the ratios" in text
     assert "old" not in text
-
-
-def test_case_of_podwire_alone_has_no_ratio():
-    """A case that only podwire supports is a row without a ratio, and a single dot."""
-    podwire_only = report(Row("VERSION", figures([2]), None))
-    assert "| VERSION | 2 | - |  |" in page.markdown(podwire_only)["bench"]
-    assert dots(plot.svg(podwire_only), "reference") == []
-    assert len(dots(plot.svg(podwire_only), "ours")) == 1
-
-
-def test_dots_have_a_logarithmic_scale():
-    """Each decade has the same width, for both implementations."""
-    text = plot.svg(report(("bridge ADD", 1, 10), ("bridge DEL", 100, 1000)))
-    (first, third), (second, fourth) = dots(text, "ours"), dots(text, "reference")
-    decade = (fourth - first) / 3
-    assert (second - first, third - second, fourth - third) == pytest.approx((decade, decade, decade), abs=0.1)
-
-
-def test_the_plot_says_how_to_read_it():
-    """The plot names the reference's version, says that lower is better, labels its dots, and escapes names."""
-    text = plot.svg(report(("podman's <list>", 1, 1), ("VERSION", 0.5, 150.4)))
-    shown = [element.text or "" for element in ElementTree.fromstring(text).iter()]
-    assert any("lower is better" in text for text in shown)
-    assert {"reference plugins 1.1.1 (Go)", "0.5", "150", "start-up (VERSION)"} <= set(shown)
-
-
-def test_only_what_was_measured_is_plotted():
-    """A case that is missing in the run is not drawn."""
-    text = plot.svg(report(("bridge ADD", 2, 4), ("something else", 1, 1)))
-    assert "bridge + host-local: ADD" in text
-    assert "something else" not in text
 
 
 def test_tables_replace_the_previous_ones():
