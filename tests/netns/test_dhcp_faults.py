@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -181,6 +182,22 @@ def test_lost_lease_is_acquired_after_a_restart(node, sandbox):
         node.start_daemon()
         assert eventually(lambda: dhcp_node.addresses(sandbox) == [str(ADDRESS)]), node.daemon.log.read_text()
         assert "default via 10.25.0.1" in sandbox.ip("route")
+
+
+def test_address_of_a_lost_lease_is_removed_after_a_kill(node, sandbox):
+    """A daemon that starts after one that was killed between storing a loss and the removal removes the address."""
+    with dhcp_forger.running(node.machine, granting()) as forger:
+        node.network().add(sandbox)
+        node.daemon.stop()
+        (file,) = node.data.rglob("*.json")
+        record = json.loads(file.read_text())
+        record["ipv4"] |= {"renewalS": 0, "rebindingS": 0, "lifetimeS": 0}
+        file.write_text(json.dumps(record))
+        forger.answer = lambda request: []
+        node.start_daemon()
+        assert eventually(lambda: dhcp_node.addresses(sandbox) == []), node.daemon.log.read_text()
+        forger.answer = granting()
+        assert eventually(lambda: dhcp_node.addresses(sandbox) == [str(ADDRESS)]), node.daemon.log.read_text()
 
 
 def test_router_of_a_renewal_that_is_unreachable(node, sandbox):

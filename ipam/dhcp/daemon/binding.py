@@ -141,6 +141,8 @@ class Binding:
         for version, lease in ((4, record.ipv4), (6, record.ipv6)):
             if lease is not None and version in self._sessions:
                 (self._leases if lease.lifetime_s else self._lost)[version] = lease
+                if not lease.lifetime_s:
+                    self._configure(version, lease, None)
                 self._sessions[version].resume(lease, same_boot=same_boot)
         if self._settings.store.must_release(record):
             self.release()
@@ -207,13 +209,13 @@ class Binding:
             self._respond(self._result())
 
     def lost(self, version: int, reason: str) -> None:
-        """Removes the address of a lost lease from the interface."""
+        """Stores that a lease is lost, then removes its address from the interface: resume() repeats the removal."""
         before, self._why_no_lease = self._leases.pop(version, None), f"it was lost, {reason}"
         self.log(f"lease lost, {reason}; removing {_describe(before)} from the interface")
-        self._configure(version, before, None)
         if before is not None:
             self._lost[version] = without_time(before)
             self._store()
+        self._configure(version, before, None)
 
     def failed(self, reason: str) -> None:
         """Answers ADD with an error, and ends."""
