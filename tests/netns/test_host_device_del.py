@@ -125,7 +125,7 @@ def test_device_that_the_kernel_moved_back(moved, host, sandbox, name, way):
 
 
 def test_file_of_an_earlier_boot(moved, host, sandbox):
-    """DEL deletes a file of before a reboot, after which all devices were on the host."""
+    """DEL deletes the file of a device that was moved before a reboot: since then the device is on the host."""
     result = moved.add(sandbox)
     path = Path(moved.config["dataDir"], *files(moved))
     path.write_text(json.dumps({**json.loads(path.read_text()), "life": "earlier 1 1"}))

@@ -140,9 +140,11 @@ class Binding:
         same_boot = record.boot_id == self._settings.boot_id != ""
         for version, lease in ((4, record.ipv4), (6, record.ipv6)):
             if lease is not None and version in self._sessions:
-                (self._leases if lease.lifetime_s else self._lost)[version] = lease
-                if not lease.lifetime_s:
-                    self._configure(version, lease, None)
+                if lease.lifetime_s:
+                    self._leases[version] = lease
+                else:
+                    self._lost[version] = lease
+                    self._configure(version, lease, None)  # the last daemon may have ended before it did so
                 self._sessions[version].resume(lease, same_boot=same_boot)
         if self._settings.store.must_release(record):
             self.release()
