@@ -126,7 +126,7 @@ dist/arm64/bin/podwire: $(SOURCES) $(SOURCES_STAMP) $(VENV)/.made $(ARM64)/sysro
 	@$(call say,arm64)
 	@PYTHONHASHSEED=0 $(PY) -m pack.build --arm64 $(ARM64)/sysroot --work $(ARM64)/image --out $(@D)
 
-check: needs-build ## run linters, type checks, import rules and unit tests; needs no root once a compiler is installed (45 seconds)
+check: needs-build ## run linters, type checks, import rules and unit tests; needs no root once a compiler is installed (40 seconds)
 	@$(call say,check)
 	@$(PYTHON) -m tests.runner check
 

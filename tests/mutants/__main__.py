@@ -31,14 +31,7 @@ from tests.runner import parts
 
 _RESULTS = private.BUILD / "results.jsonl"
 # The other tests run built files.
-_TESTS = (
-    "tests/rules",
-    "tests/unit",
-    "tests/spec",
-    "tests/netns",
-    "tests/hard",
-    "tests/cluster",
-)  # the others test built files
+_TESTS = tuple(f"tests/{name}" for name in ("rules", "unit", "spec", "netns", "hard", "cluster"))
 _LIMIT_S = 60.0  # of a test whose time is not recorded
 _TABLE = ROOT / "tests" / "data" / "mutants.toml"
 _HEAD = """\
@@ -54,11 +47,11 @@ def main() -> int:
     private.prepare()
     chosen = faults.choose(options.count, options.seed)
     table = _read_table()
-    results = {entry["key"]: Result(entry["key"], "", False, entry["tests"]) for entry in table if entry["why"]}
-    results |= (
-        {entry["key"]: Result(**entry) for entry in map(json.loads, _RESULTS.open())} if _RESULTS.exists() else {}
-    )
-    done = {key for key, result in results.items() if result.killed_by or not options.survivors}
+    explained = {entry["key"]: Result(entry["key"], "", False, entry["tests"]) for entry in table if entry["why"]}
+    lines = _RESULTS.read_text().splitlines() if _RESULTS.exists() else []
+    results = explained | {entry["key"]: Result(**entry) for entry in map(json.loads, lines)}
+    survivors = {key for key, result in results.items() if result.met and not result.killed_by} | explained.keys()
+    done = {key for key, result in results.items() if result.killed_by} | (set() if options.survivors else survivors)
     missing = sorted((one for one in chosen if one.key not in done), key=lambda one: one.key)[: options.only]  # hashes
     short = _short_tests()
     killers = {entry["key"]: entry["killed_by"] for entry in table if "::" in entry["killed_by"]}
