@@ -99,6 +99,13 @@ class Client:
         self._server = NO_ADDRESS
         self._refusal = ""  # the last one of this ADD
 
+    @property
+    def claimed(self) -> IPv4Address | None:
+        """The address that a server has granted or, if the answer to a REQUEST is under way, may have granted."""
+        if self.lease is not None:
+            return self.lease.address.ip
+        return self._offered if self.state is State.REQUESTING else None
+
     def take_outgoing(self) -> list[Outgoing]:
         """Returns the messages to send now, and forgets them."""
         outgoing, self._outgoing = self._outgoing, []
@@ -150,13 +157,14 @@ class Client:
         return self._granted(message, now) if kind == options.ACK else None
 
     def release(self) -> list[Outgoing]:
-        """Stops, and returns the message that releases the lease, if there is one."""
-        lease, self.lease = self.lease, None
+        """Stops, and returns the message that releases the claimed address, if there is one."""
+        address, server = self.claimed, self.lease.server if self.lease else self._server
+        self.lease = None
         self._stop()
-        if lease is None:
+        if address is None:
             return []
         self._xid = random_integer(_XID_BYTES)
-        return [Outgoing(release_message(self.identity, lease, self._xid), lease.server, lease.address.ip)]
+        return [self._release(address, server)]
 
     def decline(self, now: float) -> None:
         """Refuses the lease, since another host uses its address; tries again after ten seconds (RFC 2131 3.1.5)."""
@@ -242,8 +250,7 @@ class Client:
             if self.lease is not None:  # the lease stays as it is until a server renews it properly
                 return None
             if error.lease is not None:
-                unused = release_message(self.identity, error.lease, self._xid)
-                self._outgoing.append(Outgoing(unused, error.lease.server, error.lease.address.ip))
+                self._outgoing.append(self._release(error.lease.address.ip, error.lease.server))
             self._stop()
             self.reason = str(error)
             return Event.FAILED
@@ -301,6 +308,12 @@ class Client:
         self._sent = now
         self._outgoing.append(outgoing)
 
+    def _release(self, address: IPv4Address, server: IPv4Address) -> Outgoing:
+        """Returns the message that releases an address (RFC 2131 section 4.4.6), with the identifier that got it."""
+        chosen = {options.SERVER_ID: server.packed}
+        message = _message(self.identity, options.RELEASE, self._xid, options_=chosen, ciaddr=address)
+        return Outgoing(message, server, address)
+
     def _requested_options(self) -> dict[int, bytes]:
         chosen = {options.MAX_MESSAGE_SIZE: _MAX_MESSAGE_BYTES.to_bytes(2, "big"), **dict(self.identity.provided)}
         if self.identity.requested:
@@ -310,12 +323,6 @@ class Client:
     def _message(self, kind: int, now: float, chosen: dict[int, bytes], ciaddr: IPv4Address = NO_ADDRESS) -> Message:
         secs = min(int(now - self._begun), 0xFFFF)
         return _message(self.identity, kind, self._xid, options_=chosen, secs=secs, ciaddr=ciaddr)
-
-
-def release_message(identity: Identity, lease: Lease, xid: int) -> Message:
-    """Returns the message that releases a lease (RFC 2131 section 4.4.6), with the identifier that acquired it."""
-    chosen = {options.SERVER_ID: lease.server.packed}
-    return _message(identity, options.RELEASE, xid, options_=chosen, ciaddr=lease.address.ip)
 
 
 def _message(

@@ -106,6 +106,13 @@ class Client:
         self._address = NO_ADDRESS  # the one to request
         self._server = b""  # the DUID of the chosen server
 
+    @property
+    def claimed(self) -> IPv6Address | None:
+        """The address that a server has granted or, if the answer to a REQUEST is under way, may have granted."""
+        if self.lease is not None:
+            return self.lease.address
+        return self._address if self.state is State.REQUESTING else None
+
     def take_outgoing(self) -> list[Message]:
         """Returns the messages to multicast now, and forgets them."""
         outgoing, self._outgoing = self._outgoing, []
@@ -165,18 +172,19 @@ class Client:
         return self._replied(message, now)
 
     def release(self) -> list[Message]:
-        """Stops, and returns the message that releases the lease, if there is one."""
-        lease, self.lease = self.lease, None
+        """Stops, and returns the message that releases the claimed address, if there is one."""
+        address, server = self.claimed, self.lease.server if self.lease else self._server
+        self.lease = None
         self._stop()
         self._xid = random_integer(_XID_BYTES)
-        return [] if lease is None else [self._returning(packet6.RELEASE, lease)]
+        return [] if address is None else [self._returning(packet6.RELEASE, address, server)]
 
     def decline(self, now: float) -> None:
         """Refuses the lease, since another host uses its address; tries to get another one after ten seconds."""
         lease, self.lease = self.lease, None
         self._set_state(State.SOLICITING, now)
         if lease is not None:
-            self._outgoing.append(self._returning(packet6.DECLINE, lease))
+            self._outgoing.append(self._returning(packet6.DECLINE, lease.address, lease.server))
         self.deadline = now + _DECLINED_PAUSE_S
 
     def _is_expected_reply(self, message: Message) -> bool:
@@ -356,10 +364,9 @@ class Client:
         """Returns the client's association, with an address unless that is NO_ADDRESS; servers choose its times."""
         return Association(self.identity.iaid, () if address == NO_ADDRESS else (LeasedAddress(address),))
 
-    def _returning(self, kind: int, lease: Grant) -> Message:
-        """Returns the RELEASE or DECLINE of a lease."""
-        asking = (self._asking(lease.address),)
-        return Message(kind, self._xid, self.identity.duid, lease.server, asking, elapsed_s=0.0)
+    def _returning(self, kind: int, address: IPv6Address, server: bytes) -> Message:
+        """Returns the RELEASE or DECLINE of an address."""
+        return Message(kind, self._xid, self.identity.duid, server, (self._asking(address),), elapsed_s=0.0)
 
 
 def _refusal(status: Status) -> str:

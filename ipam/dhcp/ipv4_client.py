@@ -32,6 +32,11 @@ class Ipv4Client:
         return self._client.lease
 
     @property
+    def claimed(self) -> IPv4Address | None:
+        """The address that a server has granted, or may have."""
+        return self._client.claimed
+
+    @property
     def reason(self) -> str:
         """The reason of the last LOST or FAILED."""
         return self._client.reason
@@ -82,7 +87,7 @@ class Ipv4Client:
         return event
 
     def release(self) -> list[bytes]:
-        """Stops, and returns the frame that releases the lease, if there is one."""
+        """Stops, and returns the frame that releases the claimed address, if there is one."""
         lease = self.lease
         return [self._frame(each, lease) for each in self._client.release()]
 

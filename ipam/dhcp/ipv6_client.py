@@ -60,6 +60,11 @@ class Ipv6Client:
         self.mac, self.link_local = mac, link_local or self.link_local
 
     @property
+    def claimed(self) -> IPv6Address | None:
+        """The address that a server has granted, or may have."""
+        return self._dhcp.claimed
+
+    @property
     def state(self) -> State:
         """The state, for metrics: that of the client which maintains the address."""
         if self._way == DHCP:
@@ -121,7 +126,7 @@ class Ipv6Client:
         return self._dhcp_changed(self._dhcp.receive(packet6.decode(datagram.payload), now))
 
     def release(self) -> list[bytes]:
-        """Stops, and returns the frame that releases the address, if a server granted it."""
+        """Stops, and returns the frame that releases the claimed address, if there is one."""
         self.lease = None
         self._router.stop()
         return [self._frame(message) for message in self._dhcp.release()]

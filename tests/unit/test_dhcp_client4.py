@@ -270,13 +270,15 @@ def test_declined_address(bound):
     assert bound.sent() == [options.DISCOVER]
 
 
-def test_release(bound):
-    """RELEASE goes to the server from the leased address, with the identifier that acquired it."""
-    (outgoing,) = bound.client.release()
+@pytest.mark.parametrize("stage", ["requesting", "bound"])
+def test_release(stage, request):
+    """RELEASE goes to the server from the leased or requested address, with the identifier that acquired it."""
+    client = request.getfixturevalue(stage).client
+    (outgoing,) = client.release()
     assert (outgoing.server, outgoing.source, outgoing.message.ciaddr) == (SERVER, ADDRESS, ADDRESS)
     assert outgoing.message.options[options.CLIENT_ID] == CLIENT_ID
-    assert bound.client.release() == []
-    assert bound.client.deadline == INFINITE
+    assert client.release() == []
+    assert client.deadline == INFINITE
 
 
 def test_transaction_ids_are_random():

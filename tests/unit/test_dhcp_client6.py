@@ -373,14 +373,20 @@ def test_lease_of_another_boot():
     assert refusing.answer() is Event.GRANTED
 
 
-def test_release(bound):
-    """RELEASE names the server, the client and the address; a bound client and one without a lease ignore answers."""
+def test_answers_to_a_bound_client_are_ignored(bound):
+    """A client with a lease waits for no answer."""
     assert bound.answer() is None
-    (message,) = bound.client.release()
+
+
+@pytest.mark.parametrize("stage", ["requesting", "bound"])
+def test_release(stage, request):
+    """RELEASE names server, client and the leased or requested address; answers after it are ignored."""
+    exchange = request.getfixturevalue(stage)
+    (message,) = exchange.client.release()
     assert (message.kind, message.server_id, message.client_id) == (packet6.RELEASE, SERVER, DUID)
     assert message.associations == (leasing((ADDRESS,)),)
-    assert (bound.client.state, bound.client.deadline, bound.client.lease) == (State.STOPPED, INFINITE, None)
-    assert (bound.client.release(), bound.answer()) == ([], None)
+    assert (exchange.client.state, exchange.client.deadline, exchange.client.lease) == (State.STOPPED, INFINITE, None)
+    assert (exchange.client.release(), exchange.answer()) == ([], None)
 
 
 def test_decline(bound):

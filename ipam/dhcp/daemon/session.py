@@ -131,20 +131,20 @@ class Session:
     def release(self) -> None:
         """Stops and releases the lease: from the interface or, if it is down or was deleted, from the host's."""
         self.stop()
-        lease = self._client.lease
+        lease, address = self._client.lease, self._client.claimed
         try:
-            packets = self._open_for_release() if lease is not None else None
+            packets = self._open_for_release() if address is not None else None
             frames = self._client.release()
-            if lease is None or not frames:
-                return
-            if packets is None:
-                end = "" if lease.lifetime_s == INFINITE else f" for {max(0.0, lease.expires_at - now()):.0f} s"
-                address = format_ip(lease.address.ip)
-                self._listener.log(f"cannot release {address}, since no interface is up: the server keeps it{end}")
-                return
-            for each in frames:
-                packets.send(each)
-            packets.close()
+            if packets is not None:
+                for each in frames:
+                    packets.send(each)
+                packets.close()
+            elif address is not None:
+                end = ""
+                if lease is not None and lease.lifetime_s != INFINITE:
+                    end = f" for {max(0.0, lease.expires_at - now()):.0f} s"
+                text = f"cannot release {format_ip(address)}, since no interface is up: the server keeps it{end}"
+                self._listener.log(text)
         except _FAILURES as error:
             self._listener.log(f"failed to release DHCP lease: {error}")
 
