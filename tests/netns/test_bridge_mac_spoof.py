@@ -14,7 +14,6 @@ from kernel.netns import Netns, entered
 from plugins.bridge import mac_spoof
 from tests.support import golden
 from tests.support.attaching import reaches
-from tests.support.invocation import finish
 from tests.support.netstate import nft_rules
 
 MAC, OTHER_MAC = bytes.fromhex("020000000001"), bytes.fromhex("020000000099")
@@ -48,11 +47,6 @@ def protected(network):
 def expected():
     """The golden state."""
     return golden.scenario("macspoofchk")
-
-
-def rules(network):
-    """Returns the rules on the network's host as one text."""
-    return "\n".join(nft_rules(network.host))
 
 
 def load(host, tmp_path, text):
@@ -321,37 +315,8 @@ def test_spoofed_frames_are_dropped(protected, new_sandbox, wire):
     assert "macspoofchk" not in "".join(nft_rules(protected.host))
 
 
-def test_parallel_first_pods(protected, new_sandbox):
-    """Eight parallel first pods all have their rules, and parallel DELs leave nothing."""
-    pods = [new_sandbox() for _ in range(8)]
-    for outcome in [finish(process) for process in [protected.start("ADD", pod) for pod in pods]]:
-        outcome.result()
-    assert [rules(protected).count(part) for part in ("iifname", "drop comment")] == [8, 8]
-    for outcome in [finish(process) for process in [protected.start("DEL", pod) for pod in pods]]:
-        outcome.assert_silent()
-    assert not any(pod.name in rules(protected) for pod in pods)
-
-
-def test_del_without_a_namespace_removes_the_rules(protected, new_sandbox):
-    """DEL removes the rules if the namespace is missing, and if CNI_NETNS is empty."""
-    deleted, unnamed = new_sandbox(), new_sandbox()
-    protected.add(deleted)
-    protected.add(unnamed)
-    deleted.delete()
-    protected.delete(deleted)
-    assert [pod.name in rules(protected) for pod in (deleted, unnamed)] == [False, True]
-    protected.delete("", container_id=unnamed.name)
-    assert unnamed.name not in rules(protected)
-
-
-def test_check_and_gc_with_rules(protected, new_sandbox):
-    """GC removes the rules of pods that are not in its list, only of this network; CHECK reports missing rules."""
-    net, kept, stale, elsewhere = protected.having(cniVersion="1.1.0"), new_sandbox(), new_sandbox(), new_sandbox()
-    result = net.add(kept)
-    net.add(stale)
-    net.having(name="elsewhere", bridge="cni1").add(elsewhere)
-    net.gc(kept)
-    assert [pod.name in rules(net) for pod in (kept, stale, elsewhere)] == [True, False, True]
-    net.check(kept, result)
-    net.host.run("nft", "flush", "chain", "bridge", "nat", "PREROUTING")
-    assert "is missing" in net.check_error(kept, result)
+def test_check_with_rules(protected, sandbox):
+    """CHECK of the plugin reports missing rules."""
+    result = protected.add(sandbox)
+    protected.host.run("nft", "flush", "chain", "bridge", "nat", "PREROUTING")
+    assert "is missing" in protected.check_error(sandbox, result)
