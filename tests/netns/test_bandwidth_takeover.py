@@ -1,12 +1,8 @@
 """The CHECK and DEL of podwire and of the reference plugin accept each other's limits."""
 
-from dataclasses import replace
-
 import pytest
 
-from tests.support import netstate
 from tests.support.bandwidth_network import BOTH, EGRESS, INGRESS, connect_veth, ifbs, qdiscs, state
-from tests.support.publishing import PublishingNetwork
 
 pytestmark = pytest.mark.needs("ifb", "tbf")
 
@@ -96,17 +92,3 @@ def test_ifb_of_the_references_interface_is_kept(both, sandbox, veth_result):
     podwire.check(sandbox, result)
     podwire.release(sandbox)
     assert (qdiscs(podwire.host), ifbs(podwire.host)) == ([], {})
-
-
-@pytest.mark.parametrize("podwire_first", [True, False])
-def test_pod_of_a_whole_list_is_handed_over(both, sandbox, podwire_first):
-    """A pod that one set of bridge, portmap and bandwidth attached is checked and detached by the other."""
-    podwire, reference_net = (replace(net, bridge=replace(net.bridge, bin_dir=net.bin_dir)) for net in both)
-    creator, other = (podwire, reference_net) if podwire_first else (reference_net, podwire)
-    ports = [PublishingNetwork(net.bridge, {"snat": True}, net.bin_dir) for net in (creator, other)]
-    result = creator.limit(sandbox, ports[0].add(sandbox, "8080:80"))
-    other.check(sandbox, result)
-    other.bridge.check(sandbox, result)
-    other.release(sandbox, result)
-    ports[1].delete(sandbox, "8080:80", result=result)
-    assert (qdiscs(podwire.host), set(netstate.links(podwire.host))) == ([], {"lo", "cni0"})

@@ -59,30 +59,3 @@ def test_pod_is_checked_and_deleted_by_the_other(
     deleter.check(running_pod, other)
     creator.delete(running_pod, other)
     assert net.leases() == {}
-
-
-@either_first
-def test_both_share_a_bridge(dual_network, new_sandbox, network_of, first, second):
-    """Pods of both implementations share bridge, gateway and lease directory, and reach each other."""
-    one, two, three = new_sandbox(), new_sandbox(), new_sandbox()
-    old, new = network_of(dual_network, first), network_of(dual_network, second)
-    results = [old.add(one), new.add(two), old.add(three)]
-    assert [address(result) for result in results] == ["10.22.0.2", "10.22.0.3", "10.22.0.4"]
-    assert reaches(one, "10.22.0.3")
-    assert reaches(two, address(results[2], 1))
-    assert reaches(two, "10.22.0.1")
-    for net in (old, new):
-        for pod, result in zip((one, two, three), results, strict=True):
-            net.check(pod, result)
-    new.delete(one, results[0])
-    assert reaches(two, "10.22.0.4")
-
-
-@either_first
-def test_leases_after_a_reboot_are_released_by_the_other(network, sandbox, network_of, first, second):
-    """After a reboot, DEL of the other implementation releases the lease by prevResult without a namespace."""
-    result = network_of(network, first).add(sandbox)
-    sandbox.delete()
-    network.host.ip("link", "del", "cni0")
-    network_of(network, second).delete(sandbox, result)
-    assert network.leases() == {}
