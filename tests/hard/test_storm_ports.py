@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support import netstate, xtables
+from tests.support import xtables
 from tests.support.bare_plugin import run_in_parallel
 from tests.support.hostports import PortmapNetwork
 
@@ -38,27 +38,3 @@ def test_one_of_several_parallel_requests_gets_the_port(network, nightly):
         pods[winner].delete(winner)
         pods["pod-0"].add("pod-0")  # the port is free again
         pods["pod-0"].delete("pod-0")
-
-
-@pytest.mark.needs("nft_nat")
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_parallel_first_pods_create_shared_rules_once(host, network, nightly):
-    """Each shared rule exists once, however many first pods are attached in parallel."""
-    host.ip("link", "add", "cni0", "type", "bridge")
-    host.ip("addr", "add", "10.22.0.1/16", "dev", "cni0")
-    host.ip("link", "set", "cni0", "up")
-    pods = [
-        (f"pod-{number}", network.having(f"{8000 + number}:80", addresses=[f"10.22.0.{number + 2}/16"]))
-        for number in range(4 * CONTENDERS)
-    ]
-    alone, *_ = pods
-    alone[1].add(alone[0])
-    alone[1].delete(alone[0])
-    expected = sorted(netstate.nft_rules(host))
-    for _ in range(100 if nightly else 4):
-        host.run("nft", "flush", "ruleset")
-        for outcome in run_in_parallel(*(("ADD", name, pod) for name, pod in pods)):
-            outcome.result()
-        for name, pod in pods:
-            pod.delete(name)
-        assert sorted(netstate.nft_rules(host)) == expected

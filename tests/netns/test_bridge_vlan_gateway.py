@@ -147,19 +147,6 @@ def test_parallel_first_pods_of_a_vlan(network, new_sandbox, round_):
     assert [pod for pod in pods if not reaches(pod, "10.22.0.1")] == []
 
 
-@pytest.mark.long
-def test_failing_adds_beside_successful_ones(network, failing_network, new_sandbox):
-    """Failing ADDs that created the gateway interface keep it for pods attached meanwhile."""
-    net = network.having(vlan=100)
-    good, bad = [new_sandbox() for _ in range(6)], [new_sandbox() for _ in range(6)]
-    processes = [(failing_network.start("ADD", two), net.start("ADD", one)) for one, two in zip(good, bad, strict=True)]
-    for failing, succeeding in processes:
-        finish(failing).error()
-        finish(succeeding).result()
-    assert [pod for pod in good if not reaches(pod, "10.22.0.1")] == []
-    assert [set(links(pod)) for pod in bad] == [{"lo"}] * len(bad)
-
-
 def test_gateway_created_meanwhile_is_used(network, sandbox, new_sandbox, monkeypatch):
     """If another ADD creates the gateway interface meanwhile, ADD uses it and deletes its own veth."""
     net = network.having(vlan=100)

@@ -1,7 +1,5 @@
 """ADD, CHECK, DEL, GC and STATUS as a runtime runs them: repeatedly, late, in parallel and without a namespace."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from tests.spec import configs
@@ -100,32 +98,6 @@ def test_invalid_sandbox_is_rejected(invoke, tmp_path):
         assert msg in invoke("ADD", netns=netns).error()["msg"]
     assert states(invoke)[0] == before
     assert not [file for file in invoke.store.glob("*/*") if file.name.startswith("10.")]
-
-
-def test_parallel_verbs(invoke, new_sandbox):
-    """ADDs and DELs of different containers may run in parallel."""
-    count = 8
-    pods = [invoke.with_sandbox(new_sandbox()) for _ in range(count)]
-    invoke("DEL", add_and_build_config(invoke)).assert_silent()
-    before = states(invoke)[0]
-
-    def attach(number):
-        return pods[number]("ADD", config_of(number), container_id=f"cid-{number}").result()
-
-    def detach(number):
-        pods[number]("DEL", config_of(number), container_id=f"cid-{number}").assert_silent()
-
-    def config_of(number):
-        ports = {"portMappings": [{"hostPort": 8080 + number, "containerPort": 80, "protocol": "tcp"}]}
-        differing = {"portmap": {"runtimeConfig": ports}, "vlan": {"vlanId": 100 + number}}
-        return pods[number].config(**differing.get(invoke.plugin, {}))
-
-    with ThreadPoolExecutor(count) as pool:
-        results = list(pool.map(attach, range(count)))
-        if invoke.plugin in ("bridge", "host-local"):
-            assert len({result["ips"][0]["address"] for result in results}) == count
-        list(pool.map(detach, range(count)))
-    assert states(invoke)[0] == before
 
 
 def test_long_container_id(invoke):
