@@ -104,22 +104,6 @@ def test_del_and_gc_of_one_network_keep_the_other(used_nets, new_sandbox, way):
     second.list.check(second.run(running), kept)
 
 
-def test_gc_without_valid_attachments_changes_nothing(used_nets, new_sandbox):
-    """Without cni.dev/valid-attachments no plugin and no IPAM plugin removes anything, and each plugin reports it."""
-    net, _ = used_nets
-    result = net.add(pod := new_sandbox())
-    before = read_state(used_nets)
-    for plugin in net.list.plugins:
-        config = net.list.collection(plugin, ())
-        config.pop("cni.dev/valid-attachments")
-        outcome = net.run(None)(plugin["type"], "GC", config)
-        outcome.assert_silent()
-        assert outcome.stderr.startswith(f"{plugin['type']}:")
-        assert outcome.stderr.count("\n") == 1
-    assert read_state(used_nets) == before
-    net.list.check(net.run(pod), result)
-
-
 def test_gc_continues_after_an_error(used_nets, new_sandbox):
     """If addresses cannot be released, GC removes everything else, and the error names the file."""
     net, _ = used_nets
