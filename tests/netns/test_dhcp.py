@@ -80,15 +80,6 @@ def test_each_interface_of_a_pod_has_its_lease(node, sandbox):
     assert node.server.log.read_text() == logged
 
 
-def test_del_can_be_repeated(node, sandbox):
-    """DEL succeeds twice, and for a container that never had a lease."""
-    net = node.network()
-    result = net.add(sandbox)
-    for _ in range(2):
-        net.delete(sandbox, result)
-    net.delete(None, container_id="never")
-
-
 def test_options_are_sent_and_requested(node, sandbox):
     """Literal values and values of CNI_ARGS are sent; the requested options come before router and mask."""
     ipam = {

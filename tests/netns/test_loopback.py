@@ -59,14 +59,6 @@ def test_result_equals_the_references(loopback, reference):
     assert {"dns": {}} | loopback("ADD").result() == {"dns": {}} | reference_result
 
 
-@pytest.mark.parametrize("ifname", ["eth0", "lo", "anything-else"])
-def test_ifname_is_ignored(loopback, sandbox, ifname):
-    """ADD sets lo up whatever CNI_IFNAME and CNI_ARGS contain."""
-    assert loopback("ADD", ifname=ifname, args="none").result()["interfaces"][0]["name"] == "lo"
-    assert lo(sandbox)[0]
-    loopback("DEL", ifname=ifname, args="none").assert_silent()
-
-
 def test_prev_result_is_returned(loopback, sandbox):
     """ADD sets lo up and prints prevResult unchanged."""
     earlier = {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": sandbox.path}]}

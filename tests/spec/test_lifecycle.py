@@ -73,6 +73,7 @@ def test_the_hosts_namespace_is_rejected(invoke, command):
     before = states(invoke)[0]
     error = invoke(command, netns=invoke.host).error()
     assert (error["code"], error["msg"]) == (8, "plugin's netns and netns from CNI_NETNS should not be the same")
+    assert "do not set CNI_NETNS_OVERRIDE on a host" in error["details"]
     assert states(invoke)[0] == before
     assert not invoke.store.exists()
 

@@ -121,14 +121,6 @@ def test_error_object_has_the_configurations_version():
         assert body["cniVersion"] == expected
 
 
-@pytest.mark.parametrize("verb", ["ADD", "DEL"])
-def test_namespace_of_the_plugin_is_refused(verb):
-    """A CNI_NETNS that is the plugin's namespace has code 8, and the verb is not called."""
-    code, msg, details = failure(verb, env=ENV | {"CNI_NETNS": "/proc/self/ns/net"}, raises=ValueError("called"))
-    assert (code, msg) == (8, "plugin's netns and netns from CNI_NETNS should not be the same")
-    assert "do not set CNI_NETNS_OVERRIDE on a host" in details
-
-
 def test_errors_are_combined():
     """A teardown reports all failures, with the first one's code; many are shortened, and equal hints occur once."""
     assert combined([]) is None
