@@ -1,7 +1,5 @@
 """Parsing of tuning's configuration (plugins.tuning.conf), and the attributes of an interface."""
 
-from functools import partial
-
 import pytest
 
 from cni import conf as cni_conf
@@ -99,10 +97,3 @@ def test_mtu_limits_of_make_link(mtu, limits, refused):
     failure = failure_of(lambda: attributes.validate(target, Attributes(mtu=mtu)), CniError)
     assert bool(failure) == refused
     assert not failure or failure.msg == f'failed to set "eth0" to MTU {mtu}: invalid argument'
-
-
-def test_mac_of_another_length():
-    """A MAC longer than the link's is refused, since the kernel would truncate it."""
-    for mac in (bytes(8), bytes(20)):
-        assert failure_of(partial(attributes.validate, make_link(), Attributes(mac=mac)), CniError)
-    assert not failure_of(lambda: attributes.validate(make_link(), Attributes(mac=bytes(6))), CniError)
