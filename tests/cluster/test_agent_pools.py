@@ -40,15 +40,6 @@ def test_pods_reach_pods_of_all_blocks(world):
         node.delete()
 
 
-def test_no_two_nodes_have_a_block(world):
-    """The blocks of all nodes are different, and each block in a node's file is the node's in the store."""
-    blocks = [block for node in world.nodes for version in (4, 6) for block in world.blocks(node, version)]
-    assert len(blocks) == len(set(blocks))
-    owners = {str(block): stored.note.node_name for block, stored in world.store.list_blocks().items()}
-    for node in world.nodes:
-        assert {owners[block] for block in world.blocks(node)} == {node.name}
-
-
 def test_pods_start_while_the_store_and_the_agent_are_down(world):
     """ADD and DEL go on without the store and without the agent; a full node says so with numbers and the cause."""
     node = world.nodes[1]

@@ -253,21 +253,6 @@ def test_reclaim_of_the_machine_that_this_one_replaces(world):
     assert (status, done["freed"]) == (200, ["10.22.0.0/26"])
 
 
-def test_reclaim_goes_on_after_an_answer_was_lost(world):
-    """The fence and the blocks are read back after lost answers; a second run frees what remains."""
-    world.claim(TWO, "10.22.0.128/26")
-    record = record_of(world, TWO)
-    world.store.fail_next(Fault.NO_ANSWER, "swap_entry")
-    world.store.fail_next(Fault.NO_ANSWER, "swap_block")
-    world.store.fail_next(Fault.NOT_EXECUTED, "swap_block", times=100)
-    status, done = reclaim(world, TWO, record)
-    assert (status, "not free yet" in done["msg"]) == (409, True)
-    assert sorted(world.owners().values()) == ["", ONE, TWO]
-    world.store._faults.clear()
-    status, done = reclaim(world, TWO, record)
-    assert (status, len(done["freed"]), done["problem"]) == (200, 1, "")
-
-
 def test_reclaim_of_a_node_without_an_entry(world):
     """The blocks of a node whose entry was deleted become free; a machine that registers meanwhile keeps them."""
     world.store.put_raw(f"nodes/{TWO}", b"")
@@ -331,14 +316,6 @@ def test_recover_needs_an_agent_without_requests(world):
     assert world.store.read_space().value.epoch == EPOCH
     world.report = world.report._replace(networks=())
     assert post(world, "recover", joined=[])[0] == 200
-
-
-def test_recover_refuses_what_is_no_node_id(world):
-    """A node's name is refused: all nodes would wait for it for ever."""
-    world.report = world.report._replace(is_restored=True)
-    status, error = post(world, "recover", joined=["worker-3"])
-    assert (status, world.store.read_entry("worker3").value) == (400, None)
-    assert "/var/lib/podwire/node-id" in error["details"]
 
 
 def test_recover_reads_back_lost_answers(world):
