@@ -1,4 +1,4 @@
-"""The protocol of blocks: the life of a block, a new epoch, a fence, and requests without an answer."""
+"""The protocol of blocks: what neither the model (tests/block_model) nor the tests of the manager would notice."""
 
 from __future__ import annotations
 
@@ -13,61 +13,10 @@ MINE = Block("node-a", TOKEN)
 THEIRS = Block("node-b", TOKEN)
 
 
-def test_life_of_a_block():
-    """A free block is claimed, granted, revoked without reservations, and given back with the same generation."""
-    swap = protocol.claim(AGENT, None, FREE)
-    assert swap == BlockSwap(FREE, MINE)
-    held = protocol.held_after(swap, Outcome.SUCCEEDED)
-    assert held == TOKEN
-    assert protocol.token_to_grant(held, "e1") == TOKEN
-    assert protocol.give_back(AGENT, TOKEN, MINE) is None
-    assert protocol.revoke(TOKEN, 1) == TOKEN
-    assert protocol.revoke(TOKEN, 0) is None
-    assert protocol.give_back(AGENT, None, MINE) == BlockSwap(MINE, Block("", TOKEN))
-    assert protocol.claim(AGENT, None, Block("", TOKEN)) == BlockSwap(Block("", TOKEN), Block("node-a", Token("e1", 2)))
-
-
-def test_block_without_grant_is_claimed_again():
-    """An agent may not grant a block that it owns since an earlier run: it claims it, with a new generation."""
-    assert protocol.claim(AGENT, None, MINE) == BlockSwap(MINE, Block("node-a", Token("e1", 2)))
-    assert protocol.claim(AGENT, TOKEN, MINE) is None
-    assert protocol.claim(AGENT, None, THEIRS) is None
-
-
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.UNKNOWN])
-def test_only_a_success_changes_memory_and_file(outcome):
-    """After an answer that is lost or unknown the agent holds nothing and keeps its grant."""
-    assert protocol.held_after(BlockSwap(FREE, MINE), outcome) is None
-    assert protocol.held_after(BlockSwap(MINE, Block("", TOKEN)), outcome) is None
-    assert protocol.held_after(BlockSwap(MINE, Block("", TOKEN)), Outcome.SUCCEEDED) is None
+def test_only_a_success_changes_the_file(outcome):
+    """After an answer that is lost or unknown the agent keeps its grant."""
     assert protocol.grant_after(TOKEN, BlockSwap(FREE, Block("node-a", Token("e2", 1))), outcome) == TOKEN
-
-
-def test_token_of_an_old_epoch_is_not_granted():
-    """A claim that a restored store may have executed is not granted."""
-    assert protocol.token_to_grant(TOKEN, "e2") is None
-
-
-def test_agent_that_is_not_clear_changes_no_block():
-    """An agent neither claims nor gives back before it is clear."""
-    agent = AGENT._replace(is_clear=False)
-    assert protocol.claim(agent, None, FREE) is None
-    assert protocol.give_back(agent, None, MINE) is None
-
-
-def test_new_epoch():
-    """In a new epoch the agent reasserts each grant, whatever the store has, and registers after the last one."""
-    assert protocol.contact(AGENT, "e1") == AGENT
-    agent = protocol.contact(AGENT, "e2")
-    assert not agent.is_clear
-    for block in (MINE, THEIRS, FREE):
-        swap = protocol.reassert(agent, TOKEN, block)
-        assert swap == BlockSwap(block, Block("node-a", Token("e2", block.token.generation + 1)))
-    assert protocol.register(agent, [TOKEN], AGENT.record) is None
-    token = protocol.grant_after(TOKEN, BlockSwap(THEIRS, Block("node-a", Token("e2", 2))), Outcome.SUCCEEDED)
-    assert token == Token("e2", 2)
-    assert protocol.register(agent, [token], AGENT.record) == RecordSwap(AGENT.record, agent.record)
-    assert protocol.reassert(agent, token, THEIRS) is None
 
 
 def test_lost_grant():
@@ -101,12 +50,6 @@ def test_copied_disk_is_refused():
         assert protocol.register(AGENT, [], free) == RecordSwap(free, AGENT.record)
 
 
-def test_grants_end_with_a_boot():
-    """The grants of a file are those of the boot that wrote it."""
-    assert protocol.grants_of("boot-1", "boot-1", {"a": TOKEN}) == {"a": TOKEN}
-    assert protocol.grants_of("boot-2", "boot-1", {"a": TOKEN}) == {}
-
-
 def test_fence_and_reclaim():
     """Blocks of a fenced node become free, in the epoch of the fence; a machine that booted is not fenced."""
     record = AGENT.record
@@ -121,23 +64,6 @@ def test_fence_and_reclaim():
     assert protocol.reclaim(MINE, None, "e1") is None
     assert protocol.reclaim(MINE, fenced, "e2") is None
     assert protocol.reclaim(FREE, fenced, "e1") is None
-
-
-def test_evidence():
-    """A silent agent and a Node that is not ready prove nothing; a deleted Node does if the administrator says so."""
-    proofs = {reason for reason in protocol.Evidence if protocol.prove("node-a", AGENT.record, "e1", reason)}
-    assert proofs == {protocol.Evidence.POWERED_OFF, protocol.Evidence.OUT_OF_SERVICE}
-    assert protocol.prove("node-a", AGENT.record, "e1", protocol.Evidence.NODE_DELETED, deleted_is_off=True)
-    assert not protocol.prove("node-a", AGENT.record, "e1", protocol.Evidence.NOT_READY, deleted_is_off=True)
-
-
-def test_restored_store():
-    """After a restore the nodes that joined meanwhile get a record of no epoch, before the new epoch begins."""
-    requests, epoch = protocol.recover({"node-a": AGENT.record}, ["node-a", "node-c"], "e2")
-    assert requests == {"node-c": RecordSwap(None, MISSING)}
-    assert epoch == "e2"
-    agent = protocol.contact(AGENT, "e2")
-    assert not protocol.look(agent, {"node-a": agent.record, "node-c": MISSING}).is_clear
 
 
 def test_candidates():
