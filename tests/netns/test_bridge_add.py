@@ -4,19 +4,8 @@ import re
 
 import pytest
 
-from tests.support.attaching import address, reaches
+from tests.support.attaching import reaches
 from tests.support.netstate import links, shown
-
-
-def test_two_pods_reach_each_other_and_the_gateway(dual_network, new_sandbox):
-    """Pods of one network reach each other and the gateway, and the host reaches them, by IPv4 and IPv6."""
-    one, two = new_sandbox(), new_sandbox()
-    first, second = dual_network.add(one), dual_network.add(two)
-    for number in (0, 1):
-        assert reaches(one, address(second, number))
-        assert reaches(two, address(first, number))
-        assert reaches(one, first["ips"][number]["gateway"])
-        assert reaches(dual_network.host, address(second, number))
 
 
 def test_result_lists_bridge_host_veth_and_container_veth(network, sandbox):
