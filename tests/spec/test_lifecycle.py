@@ -1,4 +1,4 @@
-"""ADD, CHECK, DEL, GC and STATUS as a runtime runs them: repeatedly, late, in parallel and without a namespace."""
+"""ADD, CHECK, DEL, GC and STATUS as a runtime runs them: repeatedly, late and without a namespace."""
 
 import pytest
 

@@ -45,12 +45,12 @@ def fake(calls, *, raises=None, only=None):
     return Plugin("fake", verb("ADD"), verb("DEL"), verb("CHECK"), cmd_gc=verb("GC"), cmd_status=verb("STATUS"))
 
 
-def run(command, config=CONFIG, *, env=ENV, stdin=None, stdout=None, **kwargs):
+def run(command, config=CONFIG, *, stdin=None, **kwargs):
     """Calls the plugin once; returns exit status, stdout, and the plugin's calls."""
     calls: list[Any] = []
-    stdout = stdout or io.BytesIO()
+    stdout = io.BytesIO()
     stdin = stdin or MemoryStdin(config if isinstance(config, bytes) else json.dumps(config).encode())
-    status = skel.run(fake(calls, **kwargs), {**env, "CNI_COMMAND": command}, stdin, stdout, about="")
+    status = skel.run(fake(calls, **kwargs), {**ENV, "CNI_COMMAND": command}, stdin, stdout, about="")
     return status, stdout.getvalue(), calls
 
 
