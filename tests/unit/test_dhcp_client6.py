@@ -373,11 +373,6 @@ def test_lease_of_another_boot():
     assert refusing.answer() is Event.GRANTED
 
 
-def test_answers_to_a_bound_client_are_ignored(bound):
-    """A client with a lease waits for no answer."""
-    assert bound.answer() is None
-
-
 @pytest.mark.parametrize("stage", ["requesting", "bound"])
 def test_release(stage, request):
     """RELEASE names server, client and the leased or requested address; answers after it are ignored."""
@@ -390,7 +385,8 @@ def test_release(stage, request):
 
 
 def test_decline(bound):
-    """Answers to DECLINE are ignored; ten seconds later the client solicits again."""
+    """Answers to a bound client and to DECLINE are ignored; ten seconds later the client solicits again."""
+    assert bound.answer() is None
     declined = bound.now
     bound.client.decline(declined)
     bound.sent += bound.client.take_outgoing()
