@@ -73,7 +73,14 @@ def _number_of(path: Path) -> int | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Selects this run's tests by its options."""
+    """Selects this run's tests by its options; pytest counts the others."""
+    collected = items[:]
+    _select(config, items)
+    selected = set(items)
+    config.hook.pytest_deselected(items=[item for item in collected if item not in selected])
+
+
+def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--newest-reference"):
         items[:] = [item for item in items if _runs_reference(item)]
     else:
