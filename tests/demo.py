@@ -34,7 +34,7 @@ _NEXT = """\
 Next, on a node, as root (README.md, "Install"):
   dist/bin/podwire install --conf --subnet 10.22.0.0/16   # the plugins, and a network
   /opt/cni/bin/podwire doctor                             # checks the node
-To work on podwire: CONTRIBUTING.md; make check (45 seconds), make test (7 minutes)."""
+To work on podwire: CONTRIBUTING.md; make check (40 seconds), make test (7 minutes)."""
 _HOST, _CLIENT, _HOST_PORT = "192.0.2.1", "192.0.2.2", 80
 
 

@@ -3,22 +3,23 @@
 A suite is `check`, `test` or `test-all`, as the targets of make. Given names of parts, it runs these and the parts that
 they need. It uses the standard library only: the virtual environment is one of the parts.
 
-Exit status: 0 when every part succeeded, 1 when one did not, 2 for an unknown name or none, 130 after Ctrl-C, 143 after
-SIGTERM.
+Exit status: 0 if every part succeeded, 1 if one did not, 2 if it cannot start, 130 after Ctrl-C, 143 after SIGTERM.
 
 As root, each part that tests built files runs in namespaces of its own (isolated.sh).
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 from process.signals import TERMINATION
 from tests.runner import parts, repeat, reports, totals
@@ -45,13 +46,25 @@ def main(arguments: Sequence[str]) -> int:
     if not chosen:
         print(f"give a suite, or parts: {', '.join(parts.list_names())}", file=sys.stderr)
         return 2
-    shutil.rmtree(parts.REPORTS, ignore_errors=True)
-    shutil.rmtree(_SCRATCH, ignore_errors=True)
-    parts.KERNELS.mkdir(parents=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if os.geteuid() != 0 and any(part.name == "test-root" for part in chosen):
+        print("these parts need root; `make check` does not", file=sys.stderr)
+        return 2
+    try:
+        lock = _lock_reports()
+    except BlockingIOError:
+        print("another run uses this directory: wait until it ends, or use a copy", file=sys.stderr)
+        return 2
+    except PermissionError as error:
+        print(f"cannot write build/: {error}: remove what another user has left there", file=sys.stderr)
+        return 2
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     # Most tests wait: for a lock, for the absence of a packet, for the kernel.
     at_once = (os.cpu_count() or 1) * 5 // 2
-    print(f"{len(chosen)} parts, {at_once} in parallel; the output of each is in {parts.REPORTS}/", flush=True)
+    print(
+        f"{len(chosen)} parts, {at_once} in parallel, each with its time; their output is in {parts.REPORTS}/",
+        flush=True,
+    )
     try:
         return _run(chosen, at_once)
     except KeyboardInterrupt:
@@ -59,6 +72,19 @@ def main(arguments: Sequence[str]) -> int:
         return 130
     finally:
         shutil.rmtree(_SCRATCH, ignore_errors=True)
+        lock.close()
+
+
+def _lock_reports() -> IO[str]:
+    """Empties the directory of reports and returns the lock on it; raises BlockingIOError, PermissionError."""
+    parts.REPORTS.parent.mkdir(exist_ok=True)
+    lock = parts.REPORTS.with_suffix(".lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if parts.REPORTS.exists():
+        shutil.rmtree(parts.REPORTS)
+    shutil.rmtree(_SCRATCH, ignore_errors=True)
+    parts.KERNELS.mkdir(parents=True)
+    return lock
 
 
 def start(part: Part, log: Path) -> subprocess.Popen[bytes]:
@@ -89,20 +115,15 @@ def _unblock_signals() -> None:
 
 
 def _run(chosen: Sequence[Part], at_once: int) -> int:
-    schedule = Schedule(chosen, at_once, start)
     ended: dict[str, tuple[Result, Report | None]] = {}
-    started = printed = time.monotonic()
-    for result in schedule.results(parts.REPORTS):
-        if result:
-            report = totals.report_of(result, parts.REPORTS)
-            ended[result.part.name] = result, report
-            _print(result, totals.line(result, report))
-        elif time.monotonic() - printed < _QUIET_S:
-            continue
-        else:
-            print(f"{totals.minutes(time.monotonic() - started)}  running: {', '.join(schedule.running)}", flush=True)
-        printed = time.monotonic()
-    passed_alone = list(repeat.repeat(ended, parts.REPORTS, start))
+    started = time.monotonic()
+    for unchecked in _results(Schedule(chosen, at_once, start), started):
+        report = totals.report_of(unchecked, parts.REPORTS)
+        result = totals.checked(unchecked, report)
+        ended[result.part.name] = result, report
+        _print(result, totals.line(result, report))
+    one_by_one = repeat.repeat(ended, parts.REPORTS, lambda again: _results(Schedule(again, 1, start), started))
+    passed_alone = list(one_by_one)
     results = [result for result, _ in ended.values()]
     failed = any(not result.succeeded for result in results)
     if any(parts.KERNELS.glob("second-kernel-*")):
@@ -111,6 +132,20 @@ def _run(chosen: Sequence[Part], at_once: int) -> int:
     lines = totals.summary(results, test_reports, passed_alone, time.monotonic() - started)
     print("\n".join(lines), flush=True)
     return int(failed)
+
+
+def _results(schedule: Schedule, started: float) -> Iterator[Result]:
+    """Runs parts and yields each one's result; prints a line now and then, so that a user sees that they run."""
+    printed = time.monotonic()
+    for result in schedule.results(parts.REPORTS):
+        if result:
+            yield result
+        elif time.monotonic() - printed < _QUIET_S:
+            continue
+        else:
+            elapsed = totals.minutes(time.monotonic() - started).strip()
+            print(f"after {elapsed}: {', '.join(schedule.running)} run", flush=True)
+        printed = time.monotonic()
 
 
 def _print(result: Result, line: str) -> None:

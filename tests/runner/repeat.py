@@ -8,19 +8,18 @@ One rule: a run repeats few tests, and each only once; a part without a report o
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tests.runner.reports import FAILED, PASSED, Report
-from tests.runner.schedule import Part, Result, Schedule
+from tests.runner.schedule import REPORT_OPTION, Part, Result
 from tests.runner.totals import report_of
 
 _TESTS_FAILED = 1  # the exit status of pytest
 MOST_TESTS = 5  # more failures have one cause, which is not the machine's load
 _KEPT_OPTIONS = ("--newest-reference", "--alone")  # without them pytest does not select these tests again
-_REPORT, _SUFFIX = "--report=", "-repeated"
+_SUFFIX = "-repeated"
 
 
 def failed_tests(report: Report) -> list[str]:
@@ -40,14 +39,14 @@ def to_repeat(ended: Mapping[str, tuple[Result, Report | None]], directory: Path
 def repeat(
     ended: dict[str, tuple[Result, Report | None]],
     directory: Path,
-    start: Callable[[Part, Path], subprocess.Popen[bytes]],
+    run: Callable[[Sequence[Part]], Iterable[Result]],
 ) -> Iterator[str]:
-    """Runs failed tests again, sequentially, and yields those that pass; updates `ended` and the reports.
+    """Runs failed tests again and yields those that pass; updates `ended` and the reports.
 
-    `ended` has the result and the report of each part, by its name.
+    `ended` has the result and the report of each part, by its name; `run` runs parts, one after the other.
     """
-    for again in Schedule(to_repeat(ended, directory), 1, start).results(directory):
-        if again is None or not again.succeeded:
+    for again in run(to_repeat(ended, directory)):
+        if not again.succeeded:
             continue
         name = again.part.name.removesuffix(_SUFFIX)
         result, report = ended[name]
@@ -64,8 +63,8 @@ def repeat(
 
 def _with_tests(part: Part, tests: list[str], directory: Path) -> Part:
     """Returns a part that repeats these tests of a part: they replace its paths and its options for selecting tests."""
-    arguments = next(number for number, word in enumerate(part.command) if word.startswith(_REPORT))
+    arguments = next(number for number, word in enumerate(part.command) if word.startswith(REPORT_OPTION))
     name = f"{part.name}{_SUFFIX}"
     options = [word for word in part.command[arguments + 1 :] if word in _KEPT_OPTIONS]
-    command = (*part.command[:arguments], f"{_REPORT}{directory}/{name}.json", *options, *tests)
+    command = (*part.command[:arguments], f"{REPORT_OPTION}{directory}/{name}.json", *options, *tests)
     return replace(part, name=name, command=command, needs=(), after=())

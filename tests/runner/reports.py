@@ -42,7 +42,9 @@ class Report:
     def save(self, path: Path) -> None:
         """Writes the report."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=1))
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(self), indent=1))
+        partial.replace(path)
 
     def ran(self) -> set[str]:
         """Returns the tests that were not skipped."""

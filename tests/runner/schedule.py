@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from process.signals import blocked
+from process.signals import blocked, ignored
 
+REPORT_OPTION = "--report="  # of a command that runs tests
 _STOP_S = 10  # after SIGTERM; then SIGKILL
+_SILENT_S = 1800  # a part without output for so long is killed: a test that passed may keep its process from ending
 _TICK_S = 1.0
 
 
@@ -36,6 +38,11 @@ class Part:
     isolated: bool = True
     root: str = "build/root"
     group: str = ""
+
+    @property
+    def has_report(self) -> bool:
+        """Whether it runs tests and writes their outcomes to a file."""
+        return any(word.startswith(REPORT_OPTION) for word in self.command)
 
 
 @dataclass(frozen=True)
@@ -106,22 +113,26 @@ class Schedule:
         ready = select.select([one.pidfd for one in self._running.values()], [], [], _TICK_S)[0]
         if not ready:
             yield None
+        for one in self._running.values():
+            if time.time() - one.log.stat().st_mtime > _SILENT_S:
+                _kill(one, signal.SIGKILL)
         for one in [one for one in self._running.values() if one.pidfd in ready]:
+            _kill(one, signal.SIGKILL)  # what it left in its process group
             status = one.process.wait()
             self._forget(one)
             yield self._end(Result(one.part, status, time.monotonic() - one.started, one.log))
 
     def _stop(self) -> None:
         """Ends the parts that still run, with all processes of their process groups."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        with ignored():
             for one in self._running.values():
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(one.process.pid, number)
+                _kill(one, signal.SIGTERM)
             end = time.monotonic() + _STOP_S
             for one in list(self._running.values()):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    one.process.wait(max(0, end - time.monotonic()))
-                    self._forget(one)
+                select.select([one.pidfd], [], [], max(0, end - time.monotonic()))
+                _kill(one, signal.SIGKILL)
+                one.process.wait()
+                self._forget(one)
 
     def _forget(self, one: _Running) -> None:
         os.close(one.pidfd)
@@ -136,3 +147,9 @@ class Schedule:
 
     def _is_ready(self, part: Part) -> bool:
         return all(name in self._ended for name in {*part.needs, *part.after} & self._names)
+
+
+def _kill(one: _Running, number: signal.Signals) -> None:
+    """Sends a signal to the process group of a part, which exists at least until the part is waited for."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(one.process.pid, number)

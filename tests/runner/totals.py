@@ -6,7 +6,7 @@ One rule: a part that ended without a report, or that could not start, counts as
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.runner.reports import FAILED, PASSED, Report
@@ -43,6 +43,12 @@ def report_of(result: Result, directory: Path) -> Report | None:
     """Returns the report of a part: a file of its name below `directory`; None for a part that wrote none."""
     path = next(directory.rglob(f"{result.part.name}.json"), None)
     return Report.load(path) if path else None
+
+
+def checked(result: Result, report: Report | None) -> Result:
+    """Returns the result of a part, failed if it exited with 0 before each of its tests had succeeded."""
+    is_whole = report is not None and FAILED not in report.outcomes.values()
+    return result if is_whole or not result.succeeded or not result.part.has_report else replace(result, status=1)
 
 
 def line(result: Result, report: Report | None) -> str:

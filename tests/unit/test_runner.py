@@ -131,6 +131,26 @@ def test_every_directory_of_tests_is_run():
     )
 
 
+@pytest.mark.every_case
+@pytest.mark.parametrize("end", ["os._exit(0)", "pytest.exit('enough', returncode=0)", "None"])
+def test_part_with_tests_that_did_not_end_has_failed(tmp_path, end):
+    """Exit status 0 is no success of tests that did not come to their end."""
+    tests = tmp_path / "test_it.py"
+    tests.write_text(f"import os, pytest\ndef test_first(): {end}\ndef test_second(): pass\n")
+    report = f"--report={tmp_path}/part.json"
+    command = (sys.executable, "-m", "pytest", "-p", "tests.conftest", f"--rootdir={ROOT}", report, str(tests))
+    part = Part("part", ("env", f"PYTHONPATH={ROOT}", *command))
+    (result,) = run(tmp_path, [part]).values()
+    assert result.succeeded, result.log.read_text()
+    assert totals.checked(result, totals.report_of(result, tmp_path)).succeeded == (end == "None")
+
+
+def test_part_leaves_no_process(tmp_path):
+    """What a part has started ends with it."""
+    assert run(tmp_path, [shell("part", "sleep 1000 & echo $! >pid")])["part"].succeeded
+    assert has_ended((tmp_path / "pid").read_text().strip())
+
+
 def test_total_of_all_parts(tmp_path):
     """The total counts passed, failed and skipped tests of all reports, and each failure has a line."""
     good = Report("1.0", {"t::a": PASSED, "t::b": "no such feature"})
@@ -189,11 +209,15 @@ def test_failed_tests_are_repeated_alone(ended, tmp_path):
 
     Nothing is repeated if many tests failed, or a part in another way than by a failed test.
     """
+
+    def repeated(results):
+        return list(repeat.repeat(results, tmp_path, lambda again: run(tmp_path, again, 1).values()))
+
     result, report = ended(1)["part-1"]
-    assert list(repeat.repeat({"part-1": (replace(result, status=-9), report)}, tmp_path, start)) == []
-    assert list(repeat.repeat(ended(*range(1, 2 * repeat.MOST_TESTS + 3, 2)), tmp_path, start)) == []
+    assert repeated({"part-1": (replace(result, status=-9), report)}) == []
+    assert repeated(ended(*range(1, 2 * repeat.MOST_TESTS + 3, 2))) == []
     results = ended(1, 2, 3, SKIPPED)
-    assert list(repeat.repeat(results, tmp_path, start)) == ["t::1", "t::3"]
+    assert repeated(results) == ["t::1", "t::3"]
     assert [result.status for result, _ in results.values()] == [0, 1, 0, 1]
     assert results["part-3"][1].outcomes == {"t::3": PASSED, "t::good": PASSED}
     for name, (result, report) in results.items():
