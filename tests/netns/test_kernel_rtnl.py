@@ -16,6 +16,7 @@ from kernel.link import VethEnd
 from kernel.netns import Netns, NetnsMissingError, entered
 from kernel.rtnl import NLM_F_ACK, NLM_F_DUMP, Request, Socket
 from tests.support.errors import error_of
+from tests.support.netlink_faults import Disturbance, disturbed
 from tests.support.netstate import links
 from tests.support.processes import output
 
@@ -102,6 +103,16 @@ def test_a_dump_of_many_messages_is_read_to_its_end(socket, host):
     assert list(link.list_ports(socket, bridge.index)) == []
     request = Request("list", LinkMessage, link.RTM_GETLINK, NLM_F_DUMP)
     assert len(socket.dump(request)) == len(links(host)) == 122
+
+
+def test_an_incomplete_dump_is_repeated(host):
+    """A listing during which the kernel reports a change (NLM_F_DUMP_INTR) is repeated, and then complete."""
+    host.ip("link", "add", "br0", "type", "bridge")
+    host.ip("link", "add", "br1", "type", "bridge")
+    disturbance = Disturbance(1, "incomplete")
+    with host.entered(), disturbed(disturbance), Socket() as socket:
+        assert {item.name for item in link.list_of_kind(socket, "bridge")} == {"br0", "br1"}
+    assert len(disturbance.seen) == 2
 
 
 def test_notifications_of_this_processes_changes_arrive(socket, host):

@@ -38,7 +38,8 @@ class Disturbance:
     """The fault of the `number`th request (from 1) of this process, on any socket.
 
     "refused": the answer is `errno`; "lost": executed, but the answer does not fit (ENOBUFS); "interrupted": its dump
-    is flagged as inconsistent, once. `seen` has the type of each request, and whether it is a dump.
+    is flagged as inconsistent, once; "incomplete": and lacks its first message. `seen` has the type of each request,
+    and whether it is a dump.
     """
 
     number: int = 0
@@ -80,7 +81,7 @@ class _Socket(socket.socket):
                 fault.seen.append((message.kind, message.dumps))
                 if len(fault.seen) == fault.number:
                     self._lost = fault.how == "lost"
-                    self._interrupted = fault.how == "interrupted"
+                    self._interrupted = fault.how in ("interrupted", "incomplete")
                     refused = message if fault.how == "refused" else None
         if refused:
             self._forged.append(_answer(refused, fault.errno))
@@ -103,6 +104,8 @@ class _Socket(socket.socket):
         data = super().recv(size, flags)
         if self._interrupted:
             self._interrupted = False
+            if self.disturbance.how == "incomplete":
+                data = data[len(_messages(data)[0].data) :]
             length, kind, kinds, *rest = _HEADER.unpack_from(data)
             data = _HEADER.pack(length, kind, kinds | _DUMP_INTR, *rest) + data[_HEADER.size :]
         return data
