@@ -3,11 +3,13 @@
 import errno
 import json
 import os
+from unittest.mock import Mock
 
 import pytest
 
 from cni.conf import Attachment
 from cni.errors import CniError, Code
+from kernel import device
 from kernel.device import Device
 from kernel.link import Link
 from plugins.host_device import restoration
@@ -63,3 +65,13 @@ def test_device_with_another_name_on_the_host(load):
     saved = replace(load(), kind="dummy", index=7, mac=link.mac)
     assert restoration.find_on_host([Device(link, "")], saved) == Device(link, "")
     assert restoration.find_on_host([Device(link._replace(index=8), "")], saved) is None
+
+
+def test_device_with_another_index_in_the_container(load, monkeypatch):
+    """DEL finds a physical device by its permanent MAC address if another device has its index by now."""
+    link = Link(7, "eth0", "02:00:00:00:00:d0", 1500, 0, "", 0, 0, None, 0)
+    other, moved = Device(link, "02:00:00:00:00:d1"), Device(link._replace(index=8, name="eth1"), link.mac)
+    saved = replace(load(), container_index=7, permanent_mac=moved.permanent_mac)
+    monkeypatch.setattr(device, "list_all", lambda _: [other, moved])
+    monkeypatch.setattr(restoration, "get_life", lambda *_: saved.life)
+    assert restoration.find_in_sandbox(Mock(), saved) == moved
