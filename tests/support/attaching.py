@@ -18,6 +18,7 @@ from tests.support.invocation import Outcome, environment, gc_keys, run_plugin, 
 from tests.support.namespaces import Namespace
 
 BOOKKEEPING = ("lock", "last_reserved_ip.0", "last_reserved_ip.1")  # files of host-local that are not leases
+DEBUG_LOG = {"PODWIRE_LOG": "stderr", "PODWIRE_LOG_LEVEL": "debug"}  # for list_steps
 _LIST_ADDRESSES = ("RTM_GETADDR", "0x16 ")  # as strace prints it
 
 
@@ -177,6 +178,11 @@ def reaches(namespace: Namespace, destination: str, *, within_s: int = 20, optio
     """Returns whether `destination` answers a ping within the time; sends five a second."""
     line = ("ping", "-n", "-c1", "-i0.2", f"-w{within_s}", *options, destination)
     return "bytes from" in namespace.run(*line, check=False)
+
+
+def list_steps(outcome: Outcome) -> list[str]:
+    """Returns the names of the steps of a verb that ran with DEBUG_LOG, in the order in which they ended."""
+    return [step["what"] for step in json.loads(outcome.stderr.splitlines()[-1])["steps"]]
 
 
 def count_messages(network: Network, pod: Namespace) -> int:
