@@ -11,7 +11,6 @@ from bench.figures import Figures, Row, as_json, figures, growth_table, size_tab
 from bench.flows import Flow, ms_per_flow, single_call
 from bench.process import Invocation
 from bench.replay import recording
-from bench.targets import target_ratio
 from bench.versions import reference_version
 
 
@@ -35,24 +34,6 @@ def test_missed_target_is_marked(ours, target, cells):
     """A ratio above its target has an exclamation mark; a row without a target has an empty cell."""
     last = timing_table([row([ours], [1.0], target)]).splitlines()[-1].split()
     assert last == ["case", f"{ours:.2f}", f"{ours:.2f}", "1.00", "1.00", f"{ours:.2f}", *cells]
-
-
-@pytest.mark.parametrize(
-    ("case", "ratio"),
-    [
-        ("VERSION", 0.6),
-        ("bridge ADD", 0.5),
-        ("bridge, dual stack DEL", 0.35),
-        ("100 host ports, iptables: ADD", 0.02),
-        ("masquerading bridge, 1 host port, 2 limits, iptables: DEL", 0.15),
-        ("full chain, iptables, 50 in parallel: ADD", 0.3),
-        ("2 limits: CHECK", 0.5),
-        ("2 limits: ADD", None),
-    ],
-)
-def test_target_of_a_case(case, ratio):
-    """A title and a verb select the target; every title that ends with CHECK has one."""
-    assert target_ratio(case) == ratio
 
 
 def test_tables():
