@@ -48,7 +48,7 @@ def phase(outcome):
 def select(items: Iterable[Item], **options: object) -> list[str]:
     """Returns the names of the tests that are run with options of pytest, in their order."""
     selected: Any = list(items)
-    config: Any = SimpleNamespace(getoption=options.get)
+    config: Any = SimpleNamespace(getoption=options.get, hook=SimpleNamespace(pytest_deselected=dict))
     pytest_collection_modifyitems(config, selected)
     return [item.nodeid for item in selected]
 
