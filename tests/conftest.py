@@ -76,8 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Selects this run's tests by its options; pytest counts the others."""
     collected = items[:]
     _select(config, items)
-    selected = set(items)
-    config.hook.pytest_deselected(items=[item for item in collected if item not in selected])
+    config.hook.pytest_deselected(items=list(set(collected).difference(items)))
 
 
 def _select(config: pytest.Config, items: list[pytest.Item]) -> None:

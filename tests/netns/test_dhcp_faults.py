@@ -38,6 +38,7 @@ def node(host, new_sandbox, bin_dir, tmp_path) -> Iterator[Node]:
 def small_disk(node) -> Iterator[Path]:
     """The directory of the lease files is a file system of 64 KiB."""
     node.daemon.stop()
+    node.data.mkdir(exist_ok=True)  # the daemon may not have come so far
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "podwire", node.data], check=True)
     node.start_daemon()
     yield node.data

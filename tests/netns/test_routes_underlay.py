@@ -85,6 +85,7 @@ def translated(nodes: Cluster) -> Iterator[dict[str, Node]]:
     yield {**nodes.peers(), first.name: first.node(addresses=(ip_address(PUBLIC),))}
 
 
+@pytest.mark.needs("nft_nat")
 def test_an_internal_ip_that_no_interface_has(root):
     """A node whose InternalIP becomes one of a NAT keeps the address of its tunnel, also after a restart."""
     with cluster(2, is_joined=False) as nodes, nodes.routed(RouteOptions()) as running, translated(nodes) as objects:

@@ -122,8 +122,7 @@ def _run(chosen: Sequence[Part], at_once: int) -> int:
         result = totals.checked(unchecked, report)
         ended[result.part.name] = result, report
         _print(result, totals.line(result, report))
-    one_by_one = repeat.repeat(ended, parts.REPORTS, lambda again: _results(Schedule(again, 1, start), started))
-    passed_alone = list(one_by_one)
+    passed_alone = [*repeat.repeat(ended, parts.REPORTS, lambda again: _results(Schedule(again, 1, start), started))]
     results = [result for result, _ in ended.values()]
     failed = any(not result.succeeded for result in results)
     if any(parts.KERNELS.glob("second-kernel-*")):
