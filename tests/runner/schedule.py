@@ -19,7 +19,7 @@ from process.signals import blocked, ignored
 
 REPORT_OPTION = "--report="  # of a command that runs tests
 _STOP_S = 10  # after SIGTERM; then SIGKILL
-_SILENT_S = 1800  # a part without output for so long is killed: a test that passed may keep its process from ending
+_SILENT_S = 3600  # a part without output for so long is killed: a test that passed may keep its process from ending
 _TICK_S = 1.0
 
 
