@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from agent.kubernetes import Client
 from tests.support import certificates, manifests, stores
 from tests.support.agent_nodes import SERVER, cluster
 from tests.support.attaching import reaches
@@ -24,13 +25,13 @@ class RealWorld(World):
     def ask(self, method, *arguments):
         """Sends a request as the administrator, from the network in which the server listens."""
         with self.fabric.entered():
-            return getattr(self.server.client("admin"), method)(*arguments)
+            return method(self.server.client("admin"), *arguments)
 
     def register(self, node, number=None, **spec):
         """Creates a Node with its addresses."""
         document = self.node_document(node, number, **spec)
-        created = self.ask("create", NODES, document)
-        self.ask("replace", f"{NODES}/{node.name}/status", {**created, "status": document["status"]})
+        created = self.ask(Client.create, NODES, document)
+        self.ask(stores.replace, f"{NODES}/{node.name}/status", {**created, "status": document["status"]})
 
 
 @pytest.fixture
@@ -58,23 +59,23 @@ def test_cluster_with_a_real_api_server(running):
     first, second, third = running.nodes
     assert eventually(lambda: reaches(running.pods[0].namespace, running.pods[1].addresses[4], within_s=1))
 
-    running.ask("delete", f"{NODES}/node-2")
+    running.ask(stores.delete, f"{NODES}/node-2")
     assert eventually(lambda: first.route(pod_cidrs(2)[0]) == "")
     running.register(second, 8)
     assert eventually(lambda: second.addresses[0] in first.route(pod_cidrs(8)[0]))
     problem = "1 pod runs in network"
     running.agents[1].wait_for(problem)  # a changed podCIDR waits for a drained node
-    assert eventually(lambda: any(problem in one["message"] for one in running.ask("get", EVENTS)["items"]))
+    assert eventually(lambda: any(problem in one["message"] for one in running.ask(Client.get, EVENTS)["items"]))
 
     running.server.send_signal(signal.SIGSTOP)
     first.add("second")
     first.run("ip", "route", "delete", pod_cidrs(3)[0])
     assert eventually(lambda: third.addresses[0] in first.route(pod_cidrs(3)[0]))
     running.server.send_signal(signal.SIGCONT)
-    assert eventually(lambda: running.ask("get", f"{NODES}/node-3")["metadata"]["name"] == "node-3")
+    assert eventually(lambda: running.ask(Client.get, f"{NODES}/node-3")["metadata"]["name"] == "node-3")
 
     restart(running, lambda etcd: etcd.backup("copy"))
-    running.ask("delete", f"{NODES}/node-3")
+    running.ask(stores.delete, f"{NODES}/node-3")
     assert eventually(lambda: first.route(pod_cidrs(3)[0]) == "", within_s=100)
     running.register(third, 9)
     assert eventually(lambda: third.addresses[0] in first.route(pod_cidrs(9)[0]))

@@ -142,8 +142,7 @@ def _results(schedule: Schedule, started: float) -> Iterator[Result]:
         elif time.monotonic() - printed < _QUIET_S:
             continue
         else:
-            elapsed = totals.minutes(time.monotonic() - started).strip()
-            print(f"after {elapsed}: {', '.join(schedule.running)} run", flush=True)
+            print(f"after {totals.minutes(time.monotonic() - started)}: {', '.join(schedule.running)} run", flush=True)
         printed = time.monotonic()
 
 
