@@ -30,24 +30,6 @@ class RuleMessage(nlmsg):  # type: ignore[misc]
     )
 
 
-class WholeRuleMessage(RuleMessage):
-    """RTM_NEWRULE with every condition of a rule."""
-
-    nla_map = (  # type: ignore[assignment]  # another length
-        (1, "FRA_DST", "cdata"),
-        (3, "FRA_IIFNAME", "asciiz"),
-        (4, "FRA_GOTO", "uint32"),
-        (10, "FRA_FWMARK", "uint32"),
-        (16, "FRA_FWMASK", "uint32"),
-        (17, "FRA_OIFNAME", "asciiz"),
-        (20, "FRA_UID_RANGE", "cdata"),
-        (22, "FRA_IP_PROTO", "uint8"),
-        (23, "FRA_SPORT_RANGE", "cdata"),
-        (24, "FRA_DPORT_RANGE", "cdata"),
-        *RuleMessage.nla_map,
-    )
-
-
 class RouteCopyMessage(nlmsg):  # type: ignore[misc]
     """RTM_NEWROUTE and related messages with all attributes that define a route, most of them as bytes.
 
@@ -72,4 +54,4 @@ class RouteCopyMessage(nlmsg):  # type: ignore[misc]
     )
 
 
-prepare(RuleMessage, WholeRuleMessage, RouteCopyMessage)
+prepare(RuleMessage, RouteCopyMessage)

@@ -34,25 +34,23 @@ class TraceMessage(nlmsg):  # type: ignore[misc]
     verdict = _Verdict
 
 
-class PolicyRuleMessage(nlmsg):  # type: ignore[misc]
-    """RTM_NEWRULE with all conditions of a policy rule: struct fib_rule_hdr and FRA_* attributes."""
+class PolicyRuleMessage(RuleMessage):
+    """RTM_NEWRULE with every condition of a rule."""
 
-    fields = RuleMessage.fields
-    nla_map = (
+    nla_map = (  # type: ignore[assignment]  # another length
         (1, "FRA_DST", "cdata"),
-        (2, "FRA_SRC", "cdata"),
         (3, "FRA_IIFNAME", "asciiz"),
-        (6, "FRA_PRIORITY", "uint32"),
+        (4, "FRA_GOTO", "uint32"),
         (10, "FRA_FWMARK", "uint32"),
-        (14, "FRA_SUPPRESS_PREFIXLEN", "uint32"),
-        (15, "FRA_TABLE", "uint32"),
         (16, "FRA_FWMASK", "uint32"),
         (17, "FRA_OIFNAME", "asciiz"),
-        (19, "FRA_L3MDEV", "uint8"),
-        (21, "FRA_PROTOCOL", "uint8"),
+        (20, "FRA_UID_RANGE", "cdata"),
         (22, "FRA_IP_PROTO", "uint8"),
         (23, "FRA_SPORT_RANGE", "cdata"),
         (24, "FRA_DPORT_RANGE", "cdata"),
+        (28, "FRA_SPORT_MASK", "uint16"),
+        (29, "FRA_DPORT_MASK", "uint16"),
+        *RuleMessage.nla_map,
     )
 
 

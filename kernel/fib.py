@@ -1,7 +1,6 @@
-"""The routing decision for one packet: policy rules, routes of all types, and the kernel's own answer.
+"""The policy rules and the routes of a namespace, of every type and table, and the kernel's own choice for a packet.
 
-`look_up` asks the kernel. Where it answers only with an error, `explain` finds the rule or route in the lists: it
-evaluates them as the kernel does, so its result is only as good as the conditions that it knows (`PolicyRule.others`).
+podwire.predictions.routing chooses among the lists as the kernel does.
 """
 
 from __future__ import annotations
@@ -9,65 +8,63 @@ from __future__ import annotations
 import errno
 import socket as stdlib_socket
 import struct
-from collections.abc import Iterable, Sequence
-from ipaddress import IPv4Network, IPv6Network
+from collections.abc import Mapping
+from ipaddress import ip_network
 from typing import NamedTuple
 
 from cni.address import Address, Network
+from kernel import route
 from kernel.codec_tracing import LookupMessage, PolicyRuleMessage
 from kernel.errors import KernelError
-from kernel.route import RTM_GETROUTE, address_of, destination_of, hops_of
+from kernel.netfilter.packet import Packet
 from kernel.rtnl import NLM_F_DUMP, Request, Socket
 from kernel.rule import RTM_GETRULE
 from kernel.wire import Attributes, DecodedMessage
+from process.values import dataclass
 
+UNICAST, LOCAL, THROW = "unicast", "local", "throw"
+REFUSALS = BLACKHOLE, UNREACHABLE, PROHIBIT = "blackhole", "unreachable", "prohibit"
+TO_TABLE, GOTO = "lookup", "goto"
+BY_KERNEL = 2  # RTPROT_KERNEL: the route of an address
+TABLE_LOCAL = 255
+_TYPES = {
+    1: UNICAST, 2: LOCAL, 3: "broadcast", 4: "anycast", 5: "multicast", 6: BLACKHOLE, 7: UNREACHABLE, 8: PROHIBIT,
+    9: THROW,
+}  # RTN_* (linux/rtnetlink.h)  # fmt: skip
+_ACTIONS = {1: TO_TABLE, 2: GOTO, 3: "nop", 6: BLACKHOLE, 7: UNREACHABLE, 8: PROHIBIT}  # FR_ACT_* (linux/fib_rules.h)
+_TABLES = {TABLE_LOCAL: "local", route.TABLE_MAIN: "main", 253: "default"}
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
-UNICAST, LOCAL, BLACKHOLE, UNREACHABLE, PROHIBIT, THROW = 1, 2, 6, 7, 8, 9  # RTN_* (linux/rtnetlink.h)
-TYPES = {
-    1: "unicast", 2: "local", 3: "broadcast", 4: "anycast", 5: "multicast", 6: "blackhole", 7: "unreachable",
-    8: "prohibit", 9: "throw",
-}  # fmt: skip
-DISCARDING = (BLACKHOLE, UNREACHABLE, PROHIBIT)
-TO_TABLE, GOTO, _NOP = 1, 2, 3  # FR_ACT_* (linux/fib_rules.h)
-_ACTIONS = {6: BLACKHOLE, 7: UNREACHABLE, 8: PROHIBIT}
-_INVERT = 2  # FIB_RULE_INVERT
-_TABLES = {253: "default", 254: "main", 255: "local"}
-_PROTOCOLS = {2: "kernel", 3: "boot", 4: "static", 9: "ra", 11: "zebra", 12: "bird", 16: "dhcp", 186: "bgp"}
+_INVERT, _UNSET = 2, 0xFFFFFFFF  # FIB_RULE_INVERT
 _RTM_F_CLONED, _RTM_F_FIB_MATCH, _DEAD = 0x200, 0x2000, 0x1
+_RANGE = struct.Struct("=II")
+_PORTS = struct.Struct("=HH")
+_NOT_READ = frozenset((12, 19, 25, 26))  # FRA_TUN_ID, FRA_L3MDEV, FRA_DSCP, FRA_FLOWLABEL
+_ALL_BITS = 0xFFFF  # the mask of a port as a whole
 _NO_ROUTE = (
     errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES, errno.EXDEV, errno.ESRCH, errno.ENODEV,
     errno.ENOENT, errno.EAGAIN,
 )  # fmt: skip
-_UNSET = 0xFFFFFFFF
 
 
-class Packet(NamedTuple):
-    """The properties of a packet that routing depends on; `iif` is the ifindex where it arrives, 0 for a local one."""
+@dataclass(frozen=True)
+class FibRoute:
+    """A route of any type; `hops` are (ifindex, gateway), none for a route that refuses.
 
-    source: Address | None
-    destination: Address
-    iif: int = 0
-    iif_name: str = ""
-    mark: int = 0
-    protocol: int = 0
-    source_port: int = 0
-    port: int = 0
+    `nexthop` is the ID of its nexthop object, 0 without one: it, and not the route, then has the type. `protocol` is
+    the program that added the route (RTPROT_*).
+    """
 
-
-class RouteEntry(NamedTuple):
-    """A route of any type: `hops` are (ifindex, gateway or None); `protocol` is the program that added it."""
-
-    type: int
-    table: int
+    kind: str
     destination: Network
-    hops: tuple[tuple[int, Address | None], ...]
+    table: int = route.TABLE_MAIN
     metric: int = 0
-    source: Address | None = None
+    hops: tuple[tuple[int, Address | None], ...] = ()
     protocol: int = 0
     mtu: int = 0
+    nexthop: int = 0
 
     @property
-    def device(self) -> int:
+    def ifindex(self) -> int:
         """The ifindex of the first next hop, 0 without one."""
         return self.hops[0][0] if self.hops else 0
 
@@ -76,159 +73,128 @@ class RouteEntry(NamedTuple):
         """The gateway of the first next hop."""
         return self.hops[0][1] if self.hops else None
 
-    def describe(self, names: dict[int, str]) -> str:
-        """Returns the route as `ip route` prints it; `names` are the names of interfaces."""
-        words = [] if self.type == UNICAST else [TYPES.get(self.type, str(self.type))]
-        words.append("default" if not self.destination.prefixlen else _without_full_prefix(self.destination))
-        for index, gateway in self.hops:
+    def describe(self, names: Mapping[int, str]) -> str:
+        """Returns the route as `ip route` prints it, and takes it for a deletion; `names` are those of interfaces."""
+        words = [] if self.kind == UNICAST or self.nexthop else [self.kind]
+        words.append(_text(self.destination) if self.destination.prefixlen else "default")
+        if self.nexthop:
+            words.append(f"nhid {self.nexthop}")
+        for index, gateway in () if self.nexthop else self.hops:
+            words += ["nexthop"] * (len(self.hops) > 1)
             words += [f"via {gateway}"] * bool(gateway) + [f"dev {names.get(index, index)}"] * bool(index)
+        words += [f"table {table_name(self.table)}"] * (self.table != route.TABLE_MAIN)
         words += [f"metric {self.metric}"] * bool(self.metric)
-        words += [f"table {table_name(self.table)}"] * (self.table not in (0, 254))
         return " ".join(words)
 
 
-class PolicyRule(NamedTuple):
-    """A policy rule (`ip rule`). `others`: it has conditions that are not read here, or a tos."""
+@dataclass(frozen=True)
+class FibRule:
+    """A policy rule (`ip rule`) with its conditions; `action` is "lookup", "goto", "nop", or the type of a refusal.
+
+    `is_undecided`: it has a condition that is not read here.
+    """
 
     version: int
     priority: int
-    action: int
-    table: int
+    action: str
+    table: int = 0
     source: Network | None = None
     destination: Network | None = None
     iif: str = ""
     oif: str = ""
     mark: int = 0
     mask: int = 0
-    ip_protocol: int = 0
-    source_ports: tuple[int, int] | None = None
+    protocol: int = 0
     ports: tuple[int, int] | None = None
-    suppressed_prefix: int | None = None
-    inverted: bool = False
-    l3mdev: bool = False
-    others: bool = False
-
-    def describe(self) -> str:
-        """Returns the rule as `ip rule` prints it."""
-        words = [f"{self.priority}:"] + ["not"] * self.inverted
-        words += ["from", _without_full_prefix(self.source) if self.source else "all"]
-        words += ["to", _without_full_prefix(self.destination)] if self.destination else []
-        words += [f"iif {self.iif}"] * bool(self.iif) + [f"oif {self.oif}"] * bool(self.oif)
-        if self.mark or self.mask:
-            words.append(f"fwmark {self.mark:#x}" + (f"/{self.mask:#x}" if self.mask != 0xFFFFFFFF else ""))
-        words += [f"ipproto {self.ip_protocol}"] * bool(self.ip_protocol)
-        words += [f"dport {self.ports[0]}-{self.ports[1]}"] if self.ports else []
-        if self.action == TO_TABLE:
-            words.append("lookup [l3mdev-table]" if self.l3mdev else f"lookup {table_name(self.table)}")
-            if self.suppressed_prefix is not None:
-                words.append(f"suppress_prefixlength {self.suppressed_prefix}")
-        else:
-            words.append(TYPES.get(_ACTIONS.get(self.action, 0), f"action {self.action}"))
-        return " ".join(words)
-
-    def matches(self, packet: Packet) -> bool:
-        """Returns whether the rule's known conditions select a packet."""
-        selected = (
-            (self.source is None or (packet.source is not None and _contains(self.source, packet.source)))
-            and (self.destination is None or _contains(self.destination, packet.destination))
-            and (not self.iif or self.iif == (packet.iif_name or "lo"))
-            and not self.oif
-            and (packet.mark & self.mask) == self.mark
-            and self.ip_protocol in (0, packet.protocol)
-            and _in_range(self.source_ports, packet.source_port)
-            and _in_range(self.ports, packet.port)
-        )
-        return selected != self.inverted
-
-
-class Decision(NamedTuple):
-    """The result of a look-up: the rule and the route that decide; `error` is the kernel's errno without a route.
-
-    `mtu` is the MTU of the path if the route has one.
-    """
-
-    route: RouteEntry | None
-    rule: PolicyRule | None = None
-    error: int = 0
+    source_ports: tuple[int, int] | None = None
+    is_inverted: bool = False
+    is_undecided: bool = False
+    goto: int = 0
+    suppress_prefix: int = -1
+    tos: int = 0
+    uids: tuple[int, int] | None = None
 
     @property
-    def is_delivered(self) -> bool:
-        """Whether the packet has a way: out of an interface, or to this host."""
-        return not self.error and self.route is not None and self.route.type not in (*DISCARDING, THROW)
+    def words(self) -> str:
+        """The rule as `ip rule` takes it for a deletion."""
+        parts = [f"priority {self.priority}", "not" if self.is_inverted else ""]
+        parts += [
+            f"from {_text(self.source)}" if self.source else "from all",
+            f"to {_text(self.destination)}" if self.destination else "",
+        ]
+        parts.append(f"tos {self.tos:#x}" if self.tos else "")
+        parts.append(f"fwmark {self.mark:#x}/{self.mask:#x}" if self.mask else "")
+        parts += [f"iif {self.iif}" if self.iif else "", f"oif {self.oif}" if self.oif else ""]
+        parts.append(f"uidrange {self.uids[0]}-{self.uids[1]}" if self.uids else "")
+        parts.append(f"ipproto {self.protocol}" if self.protocol else "")
+        for word, ports in (("sport", self.source_ports), ("dport", self.ports)):
+            if ports:
+                parts.append(f"{word} {ports[0]}-{ports[1]}" if ports[0] != ports[1] else f"{word} {ports[0]}")
+        parts.append(f"lookup {table_name(self.table)}" if self.action == TO_TABLE else self.action)
+        parts.append(str(self.goto) if self.goto else "")
+        parts.append(f"suppress_prefixlength {self.suppress_prefix}" if self.suppress_prefix >= 0 else "")
+        return " ".join(part for part in parts if part)
 
 
-class Fib(NamedTuple):
-    """The policy rules and routes of one IP version in a namespace."""
+class Answer(NamedTuple):
+    """The kernel's choice for a packet: its route, or the errno of a packet without a usable one."""
 
-    rules: tuple[PolicyRule, ...]
-    routes: tuple[RouteEntry, ...]
-
-    def explain(self, packet: Packet) -> Decision:
-        """Evaluates rules and routes for a packet: the first rule whose table has a route, the longest prefix there."""
-        for rule in sorted(self.rules, key=lambda each: each.priority):
-            if rule.others or rule.l3mdev or rule.action in (GOTO, _NOP) or not rule.matches(packet):
-                continue
-            if rule.action in _ACTIONS:
-                kind = _ACTIONS[rule.action]
-                everything = _whole(packet.destination)
-                return Decision(RouteEntry(kind, 0, everything, ()), rule)
-            best = self._best(rule.table, packet.destination)
-            if best is None or best.type == THROW:
-                continue
-            if rule.suppressed_prefix is not None and best.destination.prefixlen <= rule.suppressed_prefix:
-                continue
-            return Decision(best, rule)
-        return Decision(None, None, errno.ENETUNREACH)
-
-    def rule_of(self, packet: Packet, route: RouteEntry) -> PolicyRule | None:
-        """Returns the rule by which a packet uses the table of a route that the kernel chose, None if unknown."""
-        for rule in sorted(self.rules, key=lambda each: each.priority):
-            if rule.action == TO_TABLE and rule.table == route.table and rule.matches(packet):
-                return rule
-        return None
-
-    def _best(self, table: int, destination: Address) -> RouteEntry | None:
-        candidates = [one for one in self.routes if one.table == table and _contains(one.destination, destination)]
-        return min(candidates, key=lambda one: (-one.destination.prefixlen, one.metric), default=None)
+    route: FibRoute | None
+    error: int = 0
 
 
-def read(socket: Socket, version: int) -> Fib:
-    """Returns the rules and routes of an IP version; raises KernelError."""
-    family = {"family": _FAMILIES[version]}
-    rules = socket.dump(Request("list the policy rules", PolicyRuleMessage, RTM_GETRULE, NLM_F_DUMP, family))
-    routes = socket.dump(Request("list the routes", LookupMessage, RTM_GETROUTE, NLM_F_DUMP, family))
-    return Fib(
-        tuple(_rule(message) for message in rules if message["family"] == _FAMILIES[version]),
-        tuple(_route(message) for message in routes if not message["flags"] & _RTM_F_CLONED),
-    )
+def list_rules(socket: Socket) -> list[FibRule]:
+    """Returns the policy rules of both IP versions, in the kernel's order; raises KernelError."""
+    request = Request("list the rules", PolicyRuleMessage, RTM_GETRULE, NLM_F_DUMP, {})
+    ips = set(_FAMILIES.values())
+    rules = [_rule(message) for message in socket.dump(request) if message["family"] in ips]
+    return sorted(rules, key=lambda rule: rule.priority)
 
 
-def look_up(socket: Socket, packet: Packet) -> Decision:
-    """Asks the kernel for the route of a packet; raises KernelError.
+def list_routes(socket: Socket) -> list[FibRoute]:
+    """Returns the routes of both IP versions, of all tables, without those of dead links; raises KernelError."""
+    routes: list[FibRoute] = []
+    for family in _FAMILIES.values():
+        request = Request(
+            "list the routes", LookupMessage, route.RTM_GETROUTE, NLM_F_DUMP, {"family": family},
+            ignore=(errno.EAFNOSUPPORT, errno.EOPNOTSUPP),
+        )  # fmt: skip
+        messages = socket.dump(request)
+        routes += [_route(one) for one in messages if not one["flags"] & (_DEAD | _RTM_F_CLONED)]
+    return routes
 
-    The errors of a packet without a way are in the decision: ENETUNREACH, EHOSTUNREACH (no forwarding, or a route of
+
+def look_up(socket: Socket, packet: Packet, ifindex: int = 0) -> Answer:
+    """Asks the kernel for the route of a packet, which arrives at `ifindex` (0: a local one); raises KernelError.
+
+    The errors of a packet without a way are in the answer: ENETUNREACH, EHOSTUNREACH (no forwarding, or a route of
     type unreachable), EACCES (prohibit), EINVAL (blackhole, or a source that this host does not accept).
     """
-    flags = _RTM_F_FIB_MATCH
-    try:
-        message = _ask(socket, packet, flags)
-    except KernelError as error:
-        if error.errno not in _NO_ROUTE:
-            raise
-        return Decision(None, None, error.errno)
-    return Decision(_route(message))
+    message, error = _ask(socket, packet, _RTM_F_FIB_MATCH, ifindex)
+    return Answer(_route(message) if message else None, error)
 
 
 def source_for(socket: Socket, destination: Address) -> Address | None:
-    """Returns the source address that this namespace uses to a destination, None without a route."""
-    try:
-        message = _ask(socket, Packet(None, destination), 0)
-    except KernelError as error:
-        if error.errno not in _NO_ROUTE:
-            raise
-        return None
-    packed = message.get_attr("RTA_PREFSRC")
-    return address_of(packed) if packed else None
+    """Returns the source address of the host's packets to a destination, None without a route; raises KernelError."""
+    message, _ = _ask(socket, packet_to(destination), 0)
+    packed = message.get_attr("RTA_PREFSRC") if message else None
+    return route.address_of(packed) if packed else None
+
+
+def packet_to(
+    destination: Address,
+    source: Address | None = None,
+    iif: str = "",
+    mark: int = 0,
+    protocol: int = stdlib_socket.IPPROTO_TCP,
+    port: int = 0,
+    source_port: int = 0,
+) -> Packet:
+    """Returns a packet to route; without a source, one of a program that has not bound an address."""
+    unbound = ip_network("0.0.0.0/0" if destination.version == 4 else "::/0").network_address
+    return Packet(
+        destination.version, source or unbound, destination, protocol, source_port, port, iif=iif, mark=mark
+    )  # fmt: skip
 
 
 def table_name(number: int) -> str:
@@ -236,100 +202,91 @@ def table_name(number: int) -> str:
     return _TABLES.get(number, str(number))
 
 
-def _ask(socket: Socket, packet: Packet, flags: int) -> DecodedMessage:
+def _ask(socket: Socket, packet: Packet, flags: int, ifindex: int = 0) -> tuple[DecodedMessage | None, int]:
     length = packet.destination.max_prefixlen
-    values = {"family": _FAMILIES[packet.destination.version], "dst_len": length, "flags": flags}
+    values = {"family": _FAMILIES[packet.version], "dst_len": length, "flags": flags}
     attributes: Attributes = [("RTA_DST", packet.destination.packed)]
-    if packet.source is not None:
+    if not packet.source.is_unspecified:
         values["src_len"] = length
         attributes.append(("RTA_SRC", packet.source.packed))
-    for name, number in (("RTA_IIF", packet.iif), ("RTA_MARK", packet.mark)):
+    for name, number in (("RTA_IIF", ifindex), ("RTA_MARK", packet.mark)):
         attributes += [(name, number)] if number else []
-    if packet.protocol in (6, 17):
+    if packet.protocol in (stdlib_socket.IPPROTO_TCP, stdlib_socket.IPPROTO_UDP):
         attributes += [("RTA_IP_PROTO", packet.protocol)]
-        attributes += [("RTA_SPORT", packet.source_port), ("RTA_DPORT", packet.port)]
+        attributes += [("RTA_SPORT", packet.source_port or 0), ("RTA_DPORT", packet.port or 0)]
     description = f"look up the route to {packet.destination}"
-    (message,) = socket.get(Request(description, LookupMessage, RTM_GETROUTE, 0, values, attributes))
-    return message  # type: ignore[no-any-return]  # a decoded message
+    try:
+        (message,) = socket.get(Request(description, LookupMessage, route.RTM_GETROUTE, 0, values, attributes))
+    except KernelError as error:
+        if error.errno not in _NO_ROUTE:
+            raise
+        return None, error.errno
+    return message, 0
 
 
-def _route(message: DecodedMessage) -> RouteEntry:
+def _route(message: DecodedMessage) -> FibRoute:
+    kind = _TYPES.get(message["type"], str(message["type"]))
     metrics = message.get_attr("RTA_METRICS")
-    source = message.get_attr("RTA_PREFSRC")
-    hops = tuple(hop for hop in hops_of(message) if hop[0] or hop[1])
-    return RouteEntry(
-        message["type"],
+    return FibRoute(
+        kind,
+        route.destination_of(message).network,
         message.get_attr("RTA_TABLE") or message["table"],
-        destination_of(message).network,
-        hops,
         message.get_attr("RTA_PRIORITY") or 0,
-        address_of(source) if source else None,
+        () if kind in (*REFUSALS, THROW) else tuple(hop for hop in route.hops_of(message) if hop[0] or hop[1]),
         message["proto"],
-        (metrics.get_attr("RTAX_MTU") or 0) if metrics else 0,
+        (metrics and metrics.get_attr("RTAX_MTU")) or 0,
+        message.get_attr("RTA_NH_ID") or 0,
     )
 
 
-def _rule(message: DecodedMessage) -> PolicyRule:
+def _rule(message: DecodedMessage) -> FibRule:
     get = message.get_attr
-    version = 4 if message["family"] == _FAMILIES[4] else 6
     suppressed = get("FRA_SUPPRESS_PREFIXLEN")
     mark, mask = get("FRA_FWMARK") or 0, get("FRA_FWMASK")
-    return PolicyRule(
-        version,
+    ports, source_ports, uids = (
+        _range(get(name), form)
+        for name, form in (("FRA_DPORT_RANGE", _PORTS), ("FRA_SPORT_RANGE", _PORTS), ("FRA_UID_RANGE", _RANGE))
+    )
+    return FibRule(
+        4 if message["family"] == stdlib_socket.AF_INET else 6,
         get("FRA_PRIORITY") or 0,
-        message["action"],
+        _ACTIONS.get(message["action"], "nop"),
         get("FRA_TABLE") or message["table"],
-        _network(version, get("FRA_SRC"), message["src_len"]),
-        _network(version, get("FRA_DST"), message["dst_len"]),
+        _network(get("FRA_SRC"), message["src_len"]),
+        _network(get("FRA_DST"), message["dst_len"]),
         get("FRA_IIFNAME") or "",
         get("FRA_OIFNAME") or "",
         mark,
-        (0xFFFFFFFF if mark else 0) if mask is None else mask,
+        (_UNSET if mark else 0) if mask is None else mask,
         get("FRA_IP_PROTO") or 0,
-        _range(get("FRA_SPORT_RANGE")),
-        _range(get("FRA_DPORT_RANGE")),
-        None if suppressed in (None, _UNSET) else suppressed,
+        ports,
+        source_ports,
         bool(message["flags"] & _INVERT),
-        bool(get("FRA_L3MDEV")),
-        bool(message["tos"]),
+        _has_more(message),
+        get("FRA_GOTO") or 0,
+        -1 if suppressed in (None, _UNSET) else suppressed,
+        message["tos"],
+        uids,
     )
 
 
-def _network(version: int, packed: bytes | None, length: int) -> Network | None:
-    if not packed:
-        return None
-    return IPv4Network((packed, length)) if version == 4 else IPv6Network((packed, length))
+def _has_more(message: DecodedMessage) -> bool:
+    """Returns whether a rule has a condition that is not read: tunnel, VRF, DSCP, flow label, some bits of a port."""
+    if not _NOT_READ.isdisjoint(message.attribute_numbers()):
+        return True
+    return any(message.get_attr(name) not in (None, _ALL_BITS) for name in ("FRA_SPORT_MASK", "FRA_DPORT_MASK"))
 
 
-def _range(data: bytes | None) -> tuple[int, int] | None:
-    if not data or len(data) < 4:
+def _network(packed: bytes | None, length: int) -> Network | None:
+    return ip_network((packed, length), strict=False) if packed else None
+
+
+def _range(data: bytes | None, form: struct.Struct) -> tuple[int, int] | None:
+    if not data or len(data) < form.size:
         return None
-    first, last = struct.unpack_from("=HH", data)
+    first, last = form.unpack_from(data)
     return first, last
 
 
-def _in_range(ports: tuple[int, int] | None, port: int) -> bool:
-    return ports is None or ports[0] <= port <= ports[1]
-
-
-def _contains(network: Network, address: Address) -> bool:
-    return network.version == address.version and address in network
-
-
-def _whole(address: Address) -> Network:
-    return IPv4Network("0.0.0.0/0") if address.version == 4 else IPv6Network("::/0")
-
-
-def _without_full_prefix(network: Network) -> str:
+def _text(network: Network) -> str:
     return str(network.network_address) if network.prefixlen == network.max_prefixlen else str(network)
-
-
-def best_of(routes: Iterable[RouteEntry], destination: Address) -> RouteEntry | None:
-    """Returns the route with the longest prefix that contains an address, None if there is none."""
-    candidates = [one for one in routes if _contains(one.destination, destination)]
-    return max(candidates, key=lambda one: one.destination.prefixlen, default=None)
-
-
-def names_of(links: Sequence[tuple[int, str]]) -> dict[int, str]:
-    """Returns the names of interfaces by index."""
-    return dict(links)

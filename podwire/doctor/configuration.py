@@ -12,6 +12,7 @@ from itertools import combinations
 from shlex import quote
 
 from cni.address import Network as Subnet
+from kernel.fib import UNICAST
 from kernel.link import IFF_LOOPBACK
 from podwire.attachments import CachedAttachment
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
@@ -130,7 +131,7 @@ def _suggest_network(node: Node) -> str:
         line = f"podwire install --conf --node node.json{option}"
         return f"{line}, where node.json is the output of: kubectl get node NAME -o json"
     local = [one.address.network for assigned in node.addresses.values() for one in assigned]
-    used = [*local, *(item.dst.network for item in node.routes if item.dst.network.prefixlen)]
+    used = [*local, *(one.destination for one in node.fib.routes if one.kind == UNICAST and one.destination.prefixlen)]
     free = (text for number in _SECOND_BYTES if not overlapping(ip_network(text := f"10.{number}.0.0/16"), used))
     return f"podwire install --conf --subnet {next(free, 'CIDR')}{option}"
 
@@ -217,9 +218,9 @@ def _overlap_on_host(node: Node, item: Interface, subnet: Subnet) -> str:
             network = one.address.network
             if 0 < network.prefixlen < network.max_prefixlen and overlapping(subnet, [network]):
                 return f'{one.address} of interface "{link.name}"'
-    for route in node.routes:
-        link, network = node.link_of(route.index), route.dst.network
-        if link is None or link.kind == "veth" or _is_ours(link.name, item):
+    for route in node.fib.routes:
+        link, network = node.link_of(route.ifindex), route.destination
+        if route.kind != UNICAST or link is None or link.kind == "veth" or _is_ours(link.name, item):
             continue
         if subnet.prefixlen <= network.prefixlen < network.max_prefixlen and overlapping(subnet, [network]):
             return f'the route to {network} by interface "{link.name}"'

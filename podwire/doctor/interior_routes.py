@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cni.address import Address, Cidr, Network
+from kernel.fib import BY_KERNEL, LOCAL, UNICAST, FibRoute, packet_to
 from kernel.link import Link
-from kernel.route_choice import LOCAL, UNICAST, Choice, FibRoute, FibRule, Query
+from kernel.netfilter.packet import Packet
 from podwire.doctor import interior_faults as faults
+from podwire.doctor import route_fixes
 from podwire.doctor.finding import Finding
 from podwire.doctor.interior_pod import InspectedPod
 from podwire.doctor.pods import remote_addresses
 from podwire.doctor.run import Run, unless_intended
-
-_KERNEL = 2  # RTPROT_KERNEL
+from podwire.predictions.routing import Choice
 
 
 def list_findings(one: InspectedPod, link: Link) -> Iterator[Finding]:
@@ -26,9 +27,9 @@ def list_findings(one: InspectedPod, link: Link) -> Iterator[Finding]:
         source = _source(one, destination.version)
         target = _target(one, destination)
         if source is not None and gateway is not None and target is not None:
-            yield from _route(one, link, Query(target, source), gateway, destination)
+            yield from _route(one, link, packet_to(target, source), gateway, destination)
     for other in _peers(one):
-        choice = one.interior.fib.look_up(Query(other, _source(one, other.version)))
+        choice = one.interior.fib.look_up(packet_to(other, _source(one, other.version)))
         if choice.kind not in (UNICAST, LOCAL, ""):
             yield _refusal(one, choice, f"packets to {other}", other.version)
             return
@@ -68,20 +69,21 @@ def _peers(one: InspectedPod) -> list[Address]:
     return [*pod.gateways[:1], *others[:1]]
 
 
-def _route(one: InspectedPod, link: Link, query: Query, gateway: Address, destination: Cidr) -> Iterator[Finding]:
-    choice = one.interior.fib.look_up(query)
-    target = query.destination
+def _route(one: InspectedPod, link: Link, packet: Packet, gateway: Address, destination: Cidr) -> Iterator[Finding]:
+    choice = one.interior.fib.look_up(packet)
+    target = packet.destination
     if choice.kind == "":
         yield one.finding(faults.ROUTE, f"it has no route to {destination.network}", one.restore(link))
     elif choice.kind != UNICAST:
         yield _refusal(one, choice, f"packets to {target}", target.version)
     elif choice.gateway != gateway or choice.ifindex != link.index:
-        links = one.interior.links
-        used = next((each.name for each in links if each.index == choice.ifindex), str(choice.ifindex))
+        names = one.interior.names
+        used = names.get(choice.ifindex, str(choice.ifindex))
         if used != one.ifname and not _is_only_attachment(one):
             return  # another attachment of the pod may be its way out
         hop = choice.gateway or f"no gateway (dev {used})"
-        text = f"packets to {target} go to {hop} through {used}, and not to {gateway}: {choice.route}"
+        route = choice.route.describe(names) if choice.route else ""
+        text = f"packets to {target} go to {hop} through {used}, and not to {gateway}: {route}"
         yield one.finding(faults.GATEWAY, text, _reroute(one, link, choice.route))
 
 
@@ -94,18 +96,18 @@ def _reroute(one: InspectedPod, link: Link, route: FibRoute | None) -> Run:
     """Returns the commands that delete the route in use, unless it is the kernel's or ADD's, and restore ADD's."""
     restore = one.restore(link)
     expected = [each.network for each, _ in one.expected_routes()]
-    if route is None or route.protocol == _KERNEL or (route.destination in expected and not route.metric):
+    if route is None or route.protocol == BY_KERNEL or (route.destination in expected and not route.metric):
         return restore  # which replaces a route to the same destination
-    family = "-6 " if route.destination.version == 6 else ""
-    return Run(f"{one.inner(f'ip {family}route del {route}')} && {restore}")
+    return Run(f"{one.inner(route_fixes.deletion(route, one.interior.names))} && {restore}")
 
 
 def _refusal(one: InspectedPod, choice: Choice, which: str, version: int) -> Finding:
-    family = "-6 " if version == 6 else ""
+    names = one.interior.names
     if choice.route is not None:
-        text = f'its route "{choice.route}" refuses {which}'
-        return one.finding(faults.REFUSED, text, unless_intended(one.inner(f"ip {family}route del {choice.route}")))
-    rule: FibRule | None = choice.rule
-    words = rule.words if rule else ""
-    text = f'its policy rule "{words}" refuses {which}'
-    return one.finding(faults.REFUSED, text, unless_intended(one.inner(f"ip {family}rule del {words}")))
+        text = f'its route "{choice.route.describe(names)}" refuses {which}'
+        command = route_fixes.deletion(choice.route, names)
+    else:
+        words = choice.rule.words if choice.rule else ""
+        text = f'its policy rule "{words}" refuses {which}'
+        command = f"ip {route_fixes.family(version)}rule del {words}"
+    return one.finding(faults.REFUSED, text, unless_intended(one.inner(command)))

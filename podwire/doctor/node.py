@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from ipaddress import IPv4Network, ip_network
+from ipaddress import IPv4Network
 from shlex import quote
 
 from attachment.presence import Presence
@@ -23,15 +23,15 @@ from cni.fields import Fields
 from cni.skel import Plugin
 from ipam.host_local import conf as host_local
 from ipam.host_local.ranges import RangeSet
-from kernel import address, device, link, neighbour, route, sysctl
+from kernel import address, device, link, neighbour, sysctl
 from kernel.address import AssignedAddress
 from kernel.bridge_state import LinkSettings, read_link_settings
+from kernel.fib import UNICAST, FibRoute
 from kernel.link import Link
 from kernel.netfilter import nft, nft_chains
 from kernel.netfilter.nft import Chain
 from kernel.netfilter.ruleset import Ruleset, read_ruleset
-from kernel.route import InstalledRoute
-from kernel.route_choice import Fib, read_fib
+from kernel.route import TABLE_MAIN
 from kernel.rtnl import Socket
 from podwire import attachments, networks, runtimes
 from podwire.attachments import CachedAttachment
@@ -42,6 +42,7 @@ from podwire.node.inspection import read_snapshot
 from podwire.node.legacy_filter import with_legacy
 from podwire.node.records import Directories
 from podwire.node.snapshot import Snapshot
+from podwire.predictions.routing import Fib, read_fib
 from podwire.runtimes import Runtime
 from process import files
 
@@ -244,6 +245,15 @@ class Node:
         """Returns the host's interface with an index, None if there is none."""
         return next((one for one in self.links if one.index == index), None)
 
+    def describe(self, route: FibRoute | None) -> str:
+        """Returns a route of the host as `ip route` prints it."""
+        return route.describe(self.names) if route else ""
+
+    @cached_property
+    def names(self) -> Mapping[int, str]:
+        """The names of the host's interfaces by index."""
+        return {one.index: one.name for one in self.links}
+
     @cached_property
     def addresses(self) -> Mapping[int, tuple[AssignedAddress, ...]]:
         """The addresses of the host, by interface index, without interfaces that are ports."""
@@ -251,16 +261,9 @@ class Node:
             return {each.index: tuple(address.list_on_link(socket, each)) for each in self.links if not each.master}
 
     @cached_property
-    def routes(self) -> tuple[InstalledRoute, ...]:
-        """The unicast routes of the host, of all tables."""
-        with Socket() as socket:
-            return tuple(one for version in (4, 6) for one in route.list_unicast(socket, version))
-
-    @cached_property
     def uplinks(self) -> tuple[Link, ...]:
         """The interfaces of the default routes."""
-        indexes = dict.fromkeys(one.index for one in self.routes if not one.dst.network.prefixlen)
-        return tuple(uplink for index in indexes if (uplink := self.link_of(index)))
+        return self._links_of(one for version in (4, 6) for one in self.fib.list_defaults(version))
 
     @cached_property
     def used_uplinks(self) -> tuple[Link, ...]:
@@ -268,14 +271,19 @@ class Node:
 
         Not those through pods' interfaces, which a DHCP client of the host may have created.
         """
-        every = [one for one in self.routes if not one.dst.network.prefixlen and one.table == route.TABLE_MAIN]
-        of_pods = {each.index for each in self.links if every and each.name in self.pod_interfaces}
-        default_routes = [one for one in every if one.index not in of_pods]
-        best = {
-            one.dst.version: min(each.metric for each in default_routes if each.dst.version == one.dst.version)
-            for one in default_routes
-        }
-        indexes = dict.fromkeys(one.index for one in default_routes if one.metric == best[one.dst.version])
+        of_pods = {each.index for each in self.links if each.name in self.pod_interfaces} if self.uplinks else set()
+        best: list[FibRoute] = []
+        for version in (4, 6):
+            defaults = [
+                one
+                for one in self.fib.list_defaults(version)
+                if one.table == TABLE_MAIN and one.kind == UNICAST and one.ifindex not in of_pods
+            ]
+            best += [one for one in defaults if one.metric == defaults[0].metric]
+        return self._links_of(best)
+
+    def _links_of(self, routes: Iterable[FibRoute]) -> tuple[Link, ...]:
+        indexes = dict.fromkeys(index for one in routes for index, _ in one.hops)
         return tuple(link for index in indexes if (link := self.link_of(index)))
 
     @cached_property
@@ -367,11 +375,6 @@ def overlapping(one: Subnet, others: Iterable[Subnet]) -> Subnet | None:
             if second.network_address in first:
                 return other
     return None
-
-
-def subnet(text: str) -> Subnet:
-    """Parses a subnet."""
-    return ip_network(text)
 
 
 def _interface(network: Network, plugin: Mapping[str, object]) -> Interface | None:

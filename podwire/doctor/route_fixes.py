@@ -7,21 +7,22 @@ that looks up table main for the pods comes before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Iterator, Mapping
 from ipaddress import ip_network
 from itertools import combinations
 from shlex import quote
 from typing import NamedTuple
 
 from cni.address import Address, Network
+from kernel.fib import BY_KERNEL, TABLE_LOCAL, TO_TABLE, UNICAST, FibRoute, FibRule
+from kernel.netfilter.packet import Packet
 from kernel.route import TABLE_MAIN
-from kernel.route_choice import UNICAST, Choice, Fib, FibRoute, FibRule, Query
 from podwire.doctor.node import Node, overlapping
 from podwire.doctor.pods import Pod
 from podwire.doctor.run import Run
+from podwire.predictions.routing import Choice, Fib, without_source
 
-_TABLE_LOCAL = 255
-_KERNEL = 2  # RTPROT_KERNEL: the route of an address
 _BY_HAND = "find the program or script that added it, or it returns"
 _MAIN_PRIORITY = 32766
 
@@ -34,28 +35,33 @@ class _Step(NamedTuple):
     advice: str = ""
 
 
-def toward_pod(node: Node, pod: Pod, query: Query, choice: Choice) -> tuple[str, str]:
+def toward_pod(node: Node, pod: Pod, packet: Packet, choice: Choice) -> tuple[str, str]:
     """Returns the command that makes the host send a packet to a pod, and advice; "" if no command would help."""
-    steps = list(_steps_toward(node, pod, query, choice))
+    steps = list(_steps_toward(node, pod, packet, choice))
     gate = pod.gate.index if pod.gate else 0
-    return _first(steps, node.fib, query, lambda one: one.kind == UNICAST and one.ifindex == gate)
+    return _first(steps, node.fib, packet, lambda one: one.kind == UNICAST and one.ifindex == gate)
 
 
-def from_pod(node: Node, pod: Pod, query: Query, choice: Choice) -> tuple[str, str]:
+def from_pod(node: Node, pod: Pod, packet: Packet, choice: Choice) -> tuple[str, str]:
     """Returns the command that lets a pod's packet leave by an interface that is not the pods', and advice.
 
     If the host itself has no route to the destination, it is enough that no entry refuses the packet.
     """
-    steps = list(_steps_from(node, pod, query, choice))
+    steps = list(_steps_from(node, pod, packet, choice))
     ours = node.pod_interfaces | {pod.gate.name if pod.gate else ""}
-    of_host = node.fib.look_up(query._replace(source=None, iif="lo", mark=0)).kind
+    of_host = node.fib.look_up(without_source(packet)).kind
 
     def is_out(one: Choice) -> bool:
         link = node.link_of(one.ifindex)
         is_elsewhere = one.kind == UNICAST and link is not None and link.name not in ours
         return is_elsewhere or one.kind == of_host == ""
 
-    return _first(steps, node.fib, query, is_out)
+    return _first(steps, node.fib, packet, is_out)
+
+
+def deletion(route: FibRoute, names: Mapping[int, str]) -> str:
+    """Returns the command that deletes a route."""
+    return f"ip {family(route.destination.version)}route del {shlex.join(route.describe(names).split())}"
 
 
 def family(version: int) -> str:
@@ -63,36 +69,36 @@ def family(version: int) -> str:
     return "-6 " if version == 6 else ""
 
 
-def _first(steps: list[_Step], fib: Fib, query: Query, works: Callable[[Choice], bool]) -> tuple[str, str]:
+def _first(steps: list[_Step], fib: Fib, packet: Packet, works: Callable[[Choice], bool]) -> tuple[str, str]:
     """Returns the first step, or the first two steps together, that the prediction says to work."""
     for chosen in [*((one,) for one in steps), *combinations(steps, 2)]:
         changed = fib
         for step in chosen:
             changed = step.apply(changed)
-        if works(changed.look_up(query)):
+        if works(changed.look_up(packet)):
             return Run(" && ".join(step.command for step in chosen)), next((one.advice for one in chosen), "")
     return "", ""
 
 
-def _steps_toward(node: Node, pod: Pod, query: Query, choice: Choice) -> Iterator[_Step]:
-    address = query.destination
-    thrown = [] if choice.route else node.fib.list_thrown(query)
+def _steps_toward(node: Node, pod: Pod, packet: Packet, choice: Choice) -> Iterator[_Step]:
+    address = packet.destination
+    thrown = [] if choice.route else node.fib.list_thrown(packet)
     for route in [choice.route] if choice.route else thrown:
-        if route.protocol == _KERNEL:
+        if route.protocol == BY_KERNEL:
             yield from _delete_address(node, route)
         elif _is_narrow(pod, route.destination.prefixlen, address):
             yield _delete_route(node, route)
     rule = choice.rule
-    if rule is not None and rule.table not in (TABLE_MAIN, _TABLE_LOCAL) and _is_about_pods(pod, rule):
+    if rule is not None and rule.table not in (TABLE_MAIN, TABLE_LOCAL) and _is_about_pods(pod, rule):
         yield _delete_rule(rule)
     yield from _restore(pod, address)
     yield from _missing_main(node, address.version)
-    if rule is not None and rule.table not in (TABLE_MAIN, _TABLE_LOCAL):
+    if rule is not None and rule.table not in (TABLE_MAIN, TABLE_LOCAL):
         yield from _exception(pod, rule, address.version, ("to",))
 
 
-def _steps_from(node: Node, pod: Pod, query: Query, choice: Choice) -> Iterator[_Step]:
-    version = query.destination.version
+def _steps_from(node: Node, pod: Pod, packet: Packet, choice: Choice) -> Iterator[_Step]:
+    version = packet.destination.version
     route, rule = choice.route, choice.rule
     if route is not None and (route.kind != UNICAST or (rule and rule.table == TABLE_MAIN)):
         yield _delete_route(node, route)
@@ -104,10 +110,7 @@ def _steps_from(node: Node, pod: Pod, query: Query, choice: Choice) -> Iterator[
 
 
 def _delete_route(node: Node, route: FibRoute) -> _Step:
-    link = node.link_of(route.hops[0][0]) if len(route.hops) == 1 and not route.nexthop else None
-    device = f" dev {quote(link.name)}" if link else ""
-    command = f"ip {family(route.destination.version)}route del {route}{device}"
-    return _Step(command, lambda fib: fib.without_route(route))
+    return _Step(deletion(route, node.names), lambda fib: fib.without_route(route))
 
 
 def _delete_address(node: Node, route: FibRoute) -> Iterator[_Step]:
@@ -131,7 +134,7 @@ def _restore(pod: Pod, address: Address) -> Iterator[_Step]:
     network, command = _connected(pod, address)
     gate = pod.gate
     if command and gate is not None:
-        route = FibRoute(UNICAST, network, TABLE_MAIN, 0, ((gate.index, None),), _KERNEL)
+        route = FibRoute(UNICAST, network, TABLE_MAIN, 0, ((gate.index, None),), BY_KERNEL)
         yield _Step(command, lambda fib: fib.with_route(route))
 
 
@@ -149,9 +152,9 @@ def _connected(pod: Pod, address: Address) -> tuple[Network, str]:
 
 def _missing_main(node: Node, version: int) -> Iterator[_Step]:
     """Yields the rule that looks up table main, if no rule does."""
-    rules = [rule for rule in node.fib.rules if rule.version == version and rule.action == "lookup"]
+    rules = [rule for rule in node.fib.rules if rule.version == version and rule.action == TO_TABLE]
     if not any(rule.table == TABLE_MAIN for rule in rules):
-        rule = FibRule(version, _MAIN_PRIORITY, "lookup", TABLE_MAIN)
+        rule = FibRule(version, _MAIN_PRIORITY, TO_TABLE, TABLE_MAIN)
         command = f"ip {family(version)}rule add priority {_MAIN_PRIORITY} lookup main"
         yield _Step(command, lambda fib: fib.with_rule(rule), "no policy rule looks up table main")
 
@@ -162,7 +165,7 @@ def _exception(pod: Pod, rule: FibRule, version: int, words: tuple[str, ...]) ->
     priority = max(rule.priority - 1, 0)
     rules = [
         FibRule(
-            version, priority, "lookup", TABLE_MAIN,
+            version, priority, TO_TABLE, TABLE_MAIN,
             source=subnet if word == "from" else None, destination=subnet if word == "to" else None,
         )
         for subnet in subnets

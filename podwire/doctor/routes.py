@@ -7,15 +7,14 @@ route is.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from shlex import quote
 
 from cni.address import Address
 from kernel import sysctl
+from kernel.fib import BY_KERNEL, LOCAL, REFUSALS, UNICAST, packet_to
 from kernel.link import Link
 from kernel.netfilter.evaluation import PREROUTING, traverse
 from kernel.netfilter.packet import TCP, UDP, Packet
 from kernel.route import TABLE_MAIN
-from kernel.route_choice import LOCAL, REFUSALS, UNICAST, Choice, Query
 from podwire.doctor import route_fixes
 from podwire.doctor.attachments import ELSEWHERE
 from podwire.doctor.finding import Check, Fault, Finding, Severity
@@ -23,10 +22,10 @@ from podwire.doctor.gateways import gateways_of, ipv6_of
 from podwire.doctor.node import Node
 from podwire.doctor.pods import Pod, host_addresses, list_pods, list_uplinks, node_address, remote_addresses
 from podwire.doctor.run import Run, unless_intended
+from podwire.predictions.routing import MARTIAN, Choice
 from process.values import replace
 
 _GROUP = "routes"
-_KERNEL = 2  # RTPROT_KERNEL: the route of an address
 _ADVICE = "add the route, or remove the entry that excludes it"
 _SERVICES = ((TCP, 443), (TCP, 80), (UDP, 53))
 
@@ -100,7 +99,7 @@ def _defaults(node: Node, pods: list[Pod]) -> Iterator[Finding]:
                 for one in node.addresses.get(link.index, ())
             )
         ]
-        if links and not node.fib.look_up(Query(remote_addresses(version)[0])).kind:
+        if links and not node.fib.look_up(packet_to(remote_addresses(version)[0])).kind:
             text = f'the host has no IPv{version} default route: "{links[0].name}" reaches only connected networks'
             yield _NO_DEFAULT.finding("host", text, "add it as the node's network configuration says")
 
@@ -108,34 +107,34 @@ def _defaults(node: Node, pods: list[Pod]) -> Iterator[Finding]:
 def _to_pod(node: Node, pod: Pod, address: Address) -> Iterator[Finding]:
     version = address.version
     public = node_address(node, version)
-    queries = [("packets of this node", Query(address))]
-    queries += [(f"packets of this node from {public}", Query(address, public))] if public else []
+    packets = [("packets of this node", packet_to(address))]
+    packets += [(f"packets of this node from {public}", packet_to(address, public))] if public else []
     uplinks = list_uplinks(node)[:1]
-    queries += [
-        ("packets of other machines", Query(address, remote_addresses(version)[0], link.name)) for link in uplinks
+    packets += [
+        ("packets of other machines", packet_to(address, remote_addresses(version)[0], link.name)) for link in uplinks
     ]
-    for which, query in queries:
-        choice = node.fib.look_up(query)
+    for which, packet in packets:
+        choice = node.fib.look_up(packet)
         if choice.kind == LOCAL and address in host_addresses(node):
             return  # another check reports it
         if choice.kind not in (UNICAST, LOCAL):
-            yield _refused(node, pod, query, choice, f"{which} to {pod.name} ({address})")
+            yield _refused(node, pod, packet, choice, f"{which} to {pod.name} ({address})")
             return
         if choice.ifindex != (pod.gate.index if pod.gate else 0):
-            yield _elsewhere(node, pod, query, choice)
+            yield _elsewhere(node, pod, packet, choice)
             return
 
 
-def _elsewhere(node: Node, pod: Pod, query: Query, choice: Choice) -> Finding:
-    address, route = query.destination, choice.route
+def _elsewhere(node: Node, pod: Pod, packet: Packet, choice: Choice) -> Finding:
+    address, route = packet.destination, choice.route
     link = node.link_of(choice.ifindex)
     name = link.name if link else f"interface {choice.ifindex}"
     gate = pod.gate.name if pod.gate else ""
-    source = f" from {query.source}" if query.source and query.iif == "lo" else ""
-    text = f'the host sends packets{source} for {address} to "{name}", not to "{gate}": {route}'
+    source = "" if packet.iif or packet.source.is_unspecified else f" from {packet.source}"
+    text = f'the host sends packets{source} for {address} to "{name}", not to "{gate}": {node.describe(route)}'
     subject = f"{pod.item.network.name}: {pod.name}"
-    fix, advice = route_fixes.toward_pod(node, pod, query, choice)
-    if not fix and route is not None and route.protocol == _KERNEL:
+    fix, advice = route_fixes.toward_pod(node, pod, packet, choice)
+    if not fix and route is not None and route.protocol == BY_KERNEL:
         fix = f'"{name}" has an address in {route.destination}: remove that address, or change the pods\' subnet'
     behind = () if choice.rule and choice.rule.table != TABLE_MAIN else _addresses_of(pod)
     fix = fix or "remove the container and create it again"
@@ -153,23 +152,23 @@ def _from_pod(node: Node, pod: Pod, address: Address) -> Iterator[Finding]:
     version = address.version
     for service in _SERVICES:
         for remote in remote_addresses(version):
-            of_host = Query(remote, None, "lo", 0, *service)
+            of_host = packet_to(remote, None, "", 0, *service)
             host_choice = node.fib.look_up(of_host)
             if host_choice.kind in REFUSALS:
                 yield _refused(node, pod, of_host, host_choice, f"packets from pods and host to {remote}")
                 continue
-            packet = Packet(version, address, remote, service[0], None, service[1], iif=gate)
-            mark = traverse(node.ruleset, packet, PREROUTING).packet.mark or 0
-            query = Query(remote, address, gate, mark, *service)
-            choice = node.fib.look_up(query)
-            if choice.kind == LOCAL and _is_proxied(choice):
-                continue
+            arriving = Packet(version, address, remote, service[0], None, service[1], iif=gate)
+            mark = traverse(node.ruleset, arriving, PREROUTING).packet.mark or 0
+            packet = packet_to(remote, address, gate, mark, *service)
+            choice = node.fib.look_up(packet)
+            if choice.kind == MARTIAN or (choice.kind == LOCAL and _is_proxied(choice)):
+                continue  # packets to the pod show why its address is one of this host, too
             if choice.kind in REFUSALS or (choice.kind != UNICAST and host_choice.kind == UNICAST):
-                yield _refused(node, pod, query, choice, f"packets from the pods to {remote}")
+                yield _refused(node, pod, packet, choice, f"packets from the pods to {remote}")
             elif choice.kind != UNICAST:
                 continue  # the host itself has no default route either
             elif choice.ifindex == (pod.gate.index if pod.gate else 0):
-                yield _loop(node, pod, query, choice)
+                yield _loop(node, pod, packet, choice)
             elif through := _pod_behind(node, choice):
                 yield _through_pods(node, pod, choice, through)
             elif version == 4:
@@ -189,14 +188,13 @@ def _pod_behind(node: Node, choice: Choice) -> str:
 
 def _through_pods(node: Node, pod: Pod, choice: Choice, name: str) -> Finding:
     """Returns the finding about default routes through pods, as DHCP clients create them; one command for all."""
-    text = f'packets to other machines are sent to "{name}", the interface of a pod: {choice.route}'
+    text = f'packets to other machines are sent to "{name}", the interface of a pod: {node.describe(choice.route)}'
     commands = []
     for route in node.fib.routes:
         links = [node.link_of(index) for index, _ in route.hops]
         names = [link.name for link in links if link]
         if not route.destination.prefixlen and len(names) == 1 and names[0] in node.pod_interfaces:
-            family = route_fixes.family(route.destination.version)
-            commands.append(f"ip {family}route del {route} dev {quote(names[0])}")
+            commands.append(route_fixes.deletion(route, node.names))
     advice = (
         "a DHCP client or a network manager of the host configures the pods' interfaces: exclude them there "
         "(dhcpcd.conf: denyinterfaces veth*), or the route returns"
@@ -204,27 +202,27 @@ def _through_pods(node: Node, pod: Pod, choice: Choice, name: str) -> Finding:
     return _THROUGH_POD.finding(pod.item.network.name, text, Run(" && ".join(commands)), advice=advice, objects=(name,))
 
 
-def _loop(node: Node, pod: Pod, query: Query, choice: Choice) -> Finding:
+def _loop(node: Node, pod: Pod, packet: Packet, choice: Choice) -> Finding:
     gate = pod.gate.name if pod.gate else ""
-    text = f'packets from the pods to other machines are sent back to "{gate}": {choice.route}'
-    fix, advice = route_fixes.from_pod(node, pod, query, choice)
+    text = f'packets from the pods to other machines are sent back to "{gate}": {node.describe(choice.route)}'
+    fix, advice = route_fixes.from_pod(node, pod, packet, choice)
     return _LOOPS.finding(pod.item.network.name, text, fix or _ADVICE, advice=advice)
 
 
-def _refused(node: Node, pod: Pod, query: Query, choice: Choice, which: str) -> Finding:
+def _refused(node: Node, pod: Pod, packet: Packet, choice: Choice, which: str) -> Finding:
     """Returns the finding about packets without a route, with the entry that refuses them."""
     if choice.route is not None:
         verb = "delivers to this host" if choice.kind == LOCAL else "refuses"
-        text = f'the route "{choice.route}" {verb} {which}'
+        text = f'the route "{node.describe(choice.route)}" {verb} {which}'
     elif choice.rule is not None:
         text = f'the policy rule "{choice.rule.words}" refuses {which}'
-    elif thrown := node.fib.list_thrown(query):
-        text = f'the route "{thrown[0]}" ends the search for {which}, and no other table has a route'
+    elif thrown := node.fib.list_thrown(packet):
+        text = f'the route "{node.describe(thrown[0])}" ends the search for {which}, and no other table has a route'
     else:
         text = f"no route of the host matches {which}"
-    is_to_pod = query.destination in pod.addresses
+    is_to_pod = packet.destination in pod.addresses
     find = route_fixes.toward_pod if is_to_pod else route_fixes.from_pod
-    fix, advice = find(node, pod, query, choice)
+    fix, advice = find(node, pod, packet, choice)
     if fix and choice.kind in (*REFUSALS, LOCAL):  # a blackhole, or a proxy on this host
         fix, advice = unless_intended(fix), ""
     behind = _addresses_of(pod) if is_to_pod and choice.route is None and choice.rule is None else ()
@@ -236,7 +234,7 @@ def _reverse(node: Node, pod: Address, remote: Address, choice: Choice) -> Itera
     uplink = node.link_of(choice.ifindex)
     if uplink is None or not _is_strict(uplink):
         return
-    back = node.fib.look_up(Query(remote, pod))
+    back = node.fib.look_up(packet_to(remote, pod))
     if back.kind == UNICAST and back.ifindex != uplink.index:
         name = f"ipv4/conf/{uplink.name}/rp_filter"
         text = (

@@ -14,9 +14,9 @@ from kernel.link import Link
 from kernel.neighbour import Entry
 from kernel.netfilter.ruleset import Ruleset, read_ruleset
 from kernel.netns import Netns, entered
-from kernel.route_choice import Fib, read_fib
 from kernel.rtnl import Socket
 from kernel.sockets_table import Listener
+from podwire.predictions.routing import Fib, read_fib
 from process.values import dataclass
 
 _SETTINGS = ("ipv4/ip_default_ttl", "ipv4/icmp_echo_ignore_all", "ipv4/ip_local_port_range")
@@ -34,6 +34,11 @@ class Interior:
     ruleset: Ruleset
     settings: dict[str, str]
     listeners: tuple[Listener, ...]
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The names of the interfaces by index."""
+        return {one.index: one.name for one in self.links}
 
     def link(self, name: str) -> Link | None:
         """Returns the interface of a name, None without one."""

@@ -103,11 +103,7 @@ def _address(topology: Topology, source: Place, host: str, outer: ExternalHost |
     if host == EXTERNAL:
         return outer.local_addresses.get(version) if outer else None
     if host == GATEWAY:
-        default = fib.best_of(
-            (one for one in source.fib(version).routes if not one.destination.prefixlen and one.type == fib.UNICAST),
-            ip_address("192.0.2.1" if version == 4 else "2001:db8::1"),
-        )
-        return default.gateway if default else None
+        return next((one.gateway for one in source.fib.list_defaults(version)), None)
     try:
         address = ip_address(host)
     except ValueError:

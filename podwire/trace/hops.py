@@ -9,7 +9,7 @@ from cni.address import format_mac
 from cni.errors import CniError
 from kernel import bridge_port, sysctl, vlan
 from kernel.bridge_port import FORWARDING, STATES
-from kernel.fib import Packet
+from kernel.fib import packet_to
 from kernel.link import Link
 from kernel.packet_tap import ANSWER, ERROR, REFUSAL, REQUEST, Sighting
 from kernel.vlan import PVID
@@ -61,13 +61,15 @@ def _once(seen: Observation) -> list[tuple[Place, Sighting]]:
 
 def _source_hops(topology: Topology, seen: Observation) -> Iterator[Hop]:
     flow = seen.flow
-    packet = Packet(flow.source_address, flow.destination, 0, "", 0, flow.protocol, seen.source_port, flow.port)
-    decision = layer3.decide(flow.source, packet)
-    yield Hop(flow.source.name, "route", layer3.describe(flow.source, decision))
-    if decision.route is None or not decision.is_delivered or flow.source.has(flow.destination):
+    packet = packet_to(
+        flow.destination, flow.source_address, protocol=flow.protocol, port=flow.port, source_port=seen.source_port
+    )
+    choice = flow.source.route(packet)
+    yield Hop(flow.source.name, "route", layer3.describe(flow.source, choice))
+    if not choice.is_delivered or flow.source.has(flow.destination):
         return
-    next_hop = decision.route.gateway or flow.destination
-    entry = flow.source.neighbour(decision.route.device, next_hop)
+    next_hop = choice.gateway or flow.destination
+    entry = flow.source.neighbour(choice.ifindex, next_hop)
     if entry is not None:
         mac = format_mac(entry.mac) if entry.mac else "unknown"
         yield Hop(flow.source.name, "neighbour", f"{next_hop} is {mac} ({entry.state_name})", str(next_hop))
@@ -109,11 +111,11 @@ def _node_hops(topology: Topology, seen: Observation, one: Sighting, before: Sig
         )
         return
     device = node.links.get(arriving.master, arriving) if arriving else None
-    packet = Packet(
-        one.source if device is None else seen.flow.source_address, one.destination, device.index if device else 0,
-        device.name if device else "", 0, seen.flow.protocol, seen.source_port, one.port,
-    )  # fmt: skip
-    yield Hop(node.name, "route", layer3.describe(node, layer3.decide(node, packet)))
+    source = seen.flow.source_address if device else one.source
+    packet = packet_to(
+        one.destination, source, device.name if device else "", 0, seen.flow.protocol, one.port, seen.source_port
+    )
+    yield Hop(node.name, "route", layer3.describe(node, node.route(packet)))
 
 
 def _translations(place: Place, before: Sighting, one: Sighting, rules: list[MetRule]) -> Iterator[Hop]:

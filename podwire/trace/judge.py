@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from cni.address import Address
-from kernel.fib import Packet
+from kernel.fib import packet_to
 from kernel.packet_tap import ANSWER, ERROR, REFUSAL, REQUEST, TCP, UDP, Sighting
 from podwire.trace import layer3, legs
 from podwire.trace.exchange import Observation
@@ -133,11 +133,10 @@ def _translation_suspects(topology: Topology, seen: Observation, met: Sequence[M
 
 def _send_suspects(topology: Topology, seen: Observation) -> Iterator[Suspect]:
     flow = seen.flow
-    packet = Packet(flow.source_address, flow.destination, protocol=flow.protocol, port=flow.port)
+    packet = packet_to(flow.destination, flow.source_address, protocol=flow.protocol, port=flow.port)
     yield from layer3.routing_suspects(flow.source, packet)
     if seen.send_error == errno.EMSGSIZE:
-        decision = layer3.decide(flow.source, packet)
-        link = flow.source.links.get(decision.route.device) if decision.route else None
+        link = flow.source.links.get(flow.source.route(packet).ifindex)
         if link:
             yield from layer3.mtu_suspects(flow.source, link, flow.size)
 
@@ -148,11 +147,11 @@ def _arrival_suspects(topology: Topology, seen: Observation, arrival: Sighting) 
     if target is None or seen.seen(target, _ANSWERS, outgoing=True):
         return
     yield from legs.missing_address(target, arrival.destination)
-    arriving = target.link(arrival.interface)
-    packet = Packet(arrival.source, arrival.destination, arriving.index if arriving else 0, arrival.interface)
+    packet = packet_to(arrival.destination, arrival.source, arrival.interface)
     if target.kind != NODE or topology.node.has(arrival.destination):
         yield from layer3.routing_suspects(target, packet)
-    yield from layer3.routing_suspects(target, Packet(arrival.destination, arrival.source, protocol=seen.flow.protocol))
+    back = packet_to(arrival.source, arrival.destination, protocol=seen.flow.protocol)
+    yield from layer3.routing_suspects(target, back)
 
 
 def _untranslated_suspects(topology: Topology, seen: Observation) -> Iterator[Suspect]:

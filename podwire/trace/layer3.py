@@ -5,14 +5,18 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 
-from kernel import fib, sysctl
-from kernel.fib import DISCARDING, Decision, Packet
+from kernel import sysctl
+from kernel.fib import TABLE_LOCAL, packet_to
 from kernel.link import Link
+from kernel.netfilter.packet import Packet
+from kernel.route import TABLE_MAIN
+from podwire.predictions.routing import Choice
 from podwire.trace.place import Place
 from podwire.trace.suspect import Suspect
 from podwire.trace.topology import Topology
 
 _STRICT, _LOOSE = 1, 2
+_MAIN_PRIORITY = 32766  # of the rule that looks up table main
 _REASONS = {
     errno.ENETUNREACH: "there is no route",
     errno.EHOSTUNREACH: "the host is unreachable: a route of type unreachable, or forwarding is off",
@@ -22,48 +26,36 @@ _REASONS = {
 }
 
 
-def decide(place: Place, packet: Packet) -> Decision:
-    """Returns the routing decision, with the policy rule and a discarding route if the lists explain it."""
-    decision = fib.look_up(place.socket, packet)
-    tables = place.fib(packet.destination.version)
-    if decision.route is not None and not decision.error:
-        return decision._replace(rule=tables.rule_of(packet, decision.route))
-    explained = tables.explain(packet)
-    if explained.route is not None and explained.route.type in DISCARDING:
-        return Decision(explained.route, explained.rule, decision.error or errno.EINVAL)
-    return decision
-
-
-def describe(place: Place, decision: Decision) -> str:
-    """Returns the decision as text: the route, and its rule if it is not in the table main or local."""
-    if decision.route is None:
-        return _REASONS.get(decision.error, f"no route (error {decision.error})")
-    text = decision.route.describe(place.names)
-    if decision.rule and decision.route.table not in (254, 255):
-        text += f", by the rule {decision.rule.describe()}"
+def describe(place: Place, choice: Choice) -> str:
+    """Returns the choice as text: the route, and its rule if it is not in the table main or local."""
+    if choice.route is None:
+        return _REASONS.get(choice.error, f"no route (error {choice.error})")
+    text = choice.route.describe(place.names)
+    if choice.rule and choice.route.table not in (TABLE_MAIN, TABLE_LOCAL):
+        text += f", by the rule {choice.rule.words}"
     return text
 
 
 def routing_suspects(place: Place, packet: Packet) -> Iterator[Suspect]:
     """Yields why a namespace has no way for a packet; one that arrives on an interface must be forwarded."""
-    arriving = place.links.get(packet.iif) if packet.iif else None
+    arriving = place.link(packet.iif) if packet.iif else None
     if arriving is not None:
         yield from _forwarding_suspects(place, arriving, packet)
         yield from _reverse_path_suspects(place, arriving, packet)
-    decision = decide(place, packet)
-    if decision.is_delivered:
+    choice = place.route(packet)
+    if choice.is_delivered:
         return
     version = "-6 " if packet.destination.version == 6 else ""
-    if decision.rule is not None and decision.rule.action in (6, 7, 8):
-        text = f"a policy rule discards packets to {packet.destination}: {decision.rule.describe()}"
-        yield Suspect("policy-rule", place.name, text, decision.rule.describe(), look=f"ip {version}rule")
-    elif decision.route is not None:
-        route = decision.route.describe(place.names)
-        by = f", by the rule {decision.rule.describe()}" if decision.rule and decision.rule.priority < 32766 else ""
+    if choice.rule is not None and choice.route is None:
+        text = f"a policy rule discards packets to {packet.destination}: {choice.rule.words}"
+        yield Suspect("policy-rule", place.name, text, choice.rule.words, look=f"ip {version}rule")
+    elif choice.route is not None:
+        route = choice.route.describe(place.names)
+        by = f", by the rule {choice.rule.words}" if choice.rule and choice.rule.priority < _MAIN_PRIORITY else ""
         text = f"a route discards packets to {packet.destination}: {route}{by}"
         yield Suspect("route", place.name, text, route, look=f"ip {version}route show table all")
     else:
-        text = f"packets to {packet.destination}: {_REASONS.get(decision.error, f'error {decision.error}')}"
+        text = f"packets to {packet.destination}: {_REASONS.get(choice.error, f'error {choice.error}')}"
         yield Suspect(
             "route", place.name, text, str(packet.destination), look=f"ip {version}route get {packet.destination}"
         )
@@ -76,17 +68,17 @@ def destination_suspects(topology: Topology, packet: Packet) -> Iterator[Suspect
     if pod is None or node.has(packet.destination):
         return
     expected = {name for name in (pod.bridge, pod.host_interface) if name}
-    decision = decide(node, packet)
-    leaving = node.links.get(decision.route.device) if decision.route else None
+    choice = node.route(packet)
+    leaving = node.links.get(choice.ifindex)
     name = leaving.name if leaving else ""
     if leaving and leaving.kind == "bridge" and not pod.bridge:
         return  # the pod's veth is not a port any more
-    if decision.is_delivered and decision.route and expected and name and name not in expected:
+    if choice.is_delivered and choice.route and expected and name and name not in expected:
         where = pod.bridge or pod.host_interface
-        text = f"packets to {packet.destination} leave by {name}, not by the pod's {where}: {describe(node, decision)}"
+        text = f"packets to {packet.destination} leave by {name}, not by the pod's {where}: {describe(node, choice)}"
         version = "-6 " if packet.destination.version == 6 else ""
         look = f"ip {version}route get {packet.destination}"
-        yield Suspect("route", node.name, text, decision.route.describe(node.names), look=look)
+        yield Suspect("route", node.name, text, choice.route.describe(node.names), look=look)
 
 
 def conntrack_suspects(place: Place) -> Iterator[Suspect]:
@@ -119,14 +111,14 @@ def _forwarding_suspects(place: Place, arriving: Link, packet: Packet) -> Iterat
 
 def _reverse_path_suspects(place: Place, arriving: Link, packet: Packet) -> Iterator[Suspect]:
     """Yields the reverse-path filter (RFC 3704): the answer to the source would leave by another interface."""
-    if packet.source is None or packet.source.version == 6:
+    if packet.version == 6:
         return
     settings = {name: _number(place, f"ipv4/conf/{name}/rp_filter") or 0 for name in ("all", arriving.name)}
     mode = max(settings.values())
     if not mode:
         return
-    back = decide(place, Packet(packet.destination, packet.source, mark=packet.mark))
-    leaving = back.route.device if back.route and back.is_delivered else 0
+    back = place.route(packet_to(packet.source, packet.destination, mark=packet.mark or 0))
+    leaving = back.ifindex if back.is_delivered else 0
     if leaving == arriving.index or (mode == _LOOSE and leaving):
         return
     key = max(settings, key=lambda name: settings[name])

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from cni.address import Address
-from kernel.fib import Packet
+from kernel.fib import packet_to
 from kernel.link import Link
+from kernel.netfilter.packet import Packet
 from kernel.packet_tap import REQUEST, Sighting
 from podwire.trace import layer2, layer3
 from podwire.trace.exchange import Observation
@@ -33,14 +34,13 @@ class Leg(NamedTuple):
     arriving: Link | None = None  # where a packet from beyond the node arrives
 
     def packet(self, *, iif: Link | None = None, to: Address | None = None) -> Packet:
-        """Returns the packet for a routing decision."""
+        """Returns the packet to route."""
         flow = self.seen.flow
-        ports = (self.seen.source_port, flow.port)
+        ports = (flow.port, self.seen.source_port)
         if self.kinds != (REQUEST,):
             ports = ports[1], ports[0]
-        index, name = (iif.index, iif.name) if iif else (0, "")
-        mark = self.seen.mark if iif else 0
-        return Packet(self.source, to or self.sent_to, index, name, mark, flow.protocol, *ports)
+        name, mark = (iif.name, self.seen.mark) if iif else ("", 0)
+        return packet_to(to or self.sent_to, self.source, name, mark, flow.protocol, *ports)
 
     def sightings(self, place: Place | None, *, outgoing: bool | None = None) -> list[Sighting]:
         """Returns the packets of this direction in a place."""
@@ -72,15 +72,15 @@ def _start_suspects(leg: Leg) -> Iterator[Suspect]:
         yield from layer2.link_suspects(node, arriving)
     yield from layer2.safe(_container_links(start))
     yield from layer3.routing_suspects(start, packet)
-    decision = layer3.decide(start, packet)
-    if decision.route is None or not decision.is_delivered:
+    choice = start.route(packet)
+    if not choice.is_delivered:
         return
-    next_hop = decision.route.gateway or leg.sent_to
-    if decision.route.gateway and _is_foreign_gateway(leg, decision.route.gateway):
-        route = decision.route.describe(start.names)
+    next_hop = choice.gateway or leg.sent_to
+    if choice.gateway and _is_foreign_gateway(leg, choice.gateway):
+        route = choice.route.describe(start.names) if choice.route else ""
         text = f"the route {route}: no interface of this node has the gateway's address"
         yield Suspect("gateway", start.name, text, route, look=f"ip route get {leg.sent_to}")
-    neighbours = list(layer2.neighbour_suspects(leg.topology, start, decision.route.device, next_hop))
+    neighbours = list(layer2.neighbour_suspects(leg.topology, start, choice.ifindex, next_hop))
     yield from (one for one in neighbours if one.name == "neighbour")
     if arriving is not None:
         yield from _gateway_port_suspects(node, arriving, next_hop)
@@ -127,15 +127,15 @@ def _node_suspects(leg: Leg, arriving: Link | None) -> Iterator[Suspect]:
     packet = leg.packet(iif=device, to=leg.routed_to)
     yield from layer3.routing_suspects(node, packet)
     yield from layer3.destination_suspects(leg.topology, packet)
-    decision = layer3.decide(node, packet)
-    if decision.route is None or not decision.is_delivered:
+    choice = node.route(packet)
+    if not choice.is_delivered:
         return
-    leaving = node.links.get(decision.route.device)
+    leaving = node.links.get(choice.ifindex)
     if leaving is not None:
         yield from layer2.link_suspects(node, leaving)
         yield from layer3.mtu_suspects(node, leaving, size)
-    next_hop = decision.route.gateway or leg.routed_to
-    yield from _exit_suspects(leg, decision.route.device, next_hop)
+    next_hop = choice.gateway or leg.routed_to
+    yield from _exit_suspects(leg, choice.ifindex, next_hop)
 
 
 def _exit_suspects(leg: Leg, index: int, next_hop: Address) -> Iterator[Suspect]:
@@ -193,19 +193,19 @@ def _input_suspects(leg: Leg, arriving: Link | None) -> Iterator[Suspect]:
 
 def _lying_neighbours(leg: Leg) -> Iterator[Suspect]:
     """Yields neighbour entries of the start, or of the node, with a MAC address that is not the next hop's."""
-    decision = layer3.decide(leg.start, leg.packet())
-    if decision.route and decision.is_delivered:
-        next_hop = decision.route.gateway or leg.sent_to
-        neighbours = layer2.neighbour_suspects(leg.topology, leg.start, decision.route.device, next_hop)
+    choice = leg.start.route(leg.packet())
+    if choice.is_delivered:
+        next_hop = choice.gateway or leg.sent_to
+        neighbours = layer2.neighbour_suspects(leg.topology, leg.start, choice.ifindex, next_hop)
         yield from (one for one in neighbours if one.name == "neighbour")
     if leg.start is leg.topology.node:
         return
     node = leg.topology.node
     device = _routing_device(leg, _arriving_link(leg))
-    decision = layer3.decide(node, leg.packet(iif=device, to=leg.routed_to))
-    if decision.route and decision.is_delivered:
-        next_hop = decision.route.gateway or leg.routed_to
-        neighbours = layer2.neighbour_suspects(leg.topology, node, decision.route.device, next_hop)
+    choice = node.route(leg.packet(iif=device, to=leg.routed_to))
+    if choice.is_delivered:
+        next_hop = choice.gateway or leg.routed_to
+        neighbours = layer2.neighbour_suspects(leg.topology, node, choice.ifindex, next_hop)
         yield from (one for one in neighbours if one.name == "neighbour")
 
 
@@ -241,8 +241,8 @@ def _bridge_exit(leg: Leg, arriving: Link) -> Link | None:
     port = _end_veth(leg)
     if port is None or not arriving.master:
         return None
-    decision = layer3.decide(leg.start, leg.packet())
-    is_on_link = decision.route is not None and decision.route.gateway is None
+    choice = leg.start.route(leg.packet())
+    is_on_link = choice.route is not None and choice.gateway is None
     return port if is_on_link and not _is_translated(leg) else None
 
 

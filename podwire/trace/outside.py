@@ -62,7 +62,7 @@ def _versions(node: Place) -> tuple[int, ...]:
 
 def _free_network(node: Place, version: int) -> tuple[Cidr, Cidr]:
     """Returns the addresses of the node and of the outside in the first network that the node has no route to."""
-    used = [one.destination for one in node.fib(version).routes if one.destination.prefixlen]
+    used = [one.destination for one in node.fib.routes if one.destination.prefixlen]
     for text in _NETWORKS[version]:
         network = ip_network(text)
         if not any(network.overlaps(other) for other in used if other.version == version):

@@ -12,12 +12,14 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from cni.address import Address
-from kernel import address, bridge_port, fib, link
+from kernel import address, bridge_port, link
 from kernel.bridge_port import NeighbourEntry
-from kernel.fib import Fib
 from kernel.link import IFF_LOOPBACK, Link
+from kernel.netfilter.packet import Packet
 from kernel.netns import Netns, entered
 from kernel.rtnl import Socket
+from podwire.predictions import routing
+from podwire.predictions.routing import Choice, Fib
 
 POD, NODE, EXTERNAL = "pod", "node", "outside"
 Returned = TypeVar("Returned")
@@ -93,14 +95,14 @@ class Place:
         return [self.links[index] for index in indexes if index in self.links]
 
     @cached_property
-    def _fibs(self) -> dict[int, Fib]:
-        return {}
+    def fib(self) -> Fib:
+        """The policy rules and the routes."""
+        return routing.read_fib(self.socket)
 
-    def fib(self, version: int) -> Fib:
-        """Returns the policy rules and routes of an IP version."""
-        if version not in self._fibs:
-            self._fibs[version] = fib.read(self.socket, version)
-        return self._fibs[version]
+    def route(self, packet: Packet) -> Choice:
+        """Returns the kernel's choice for a packet; raises KernelError."""
+        arriving = self.link(packet.iif) if packet.iif else None
+        return routing.ask_kernel(self.socket, self.fib.look_up(packet), packet, arriving.index if arriving else 0)
 
     def neighbour(self, index: int, of: Address) -> NeighbourEntry | None:
         """Returns the present neighbour entry of an address on an interface, None without one."""
@@ -126,5 +128,5 @@ class Place:
 
     def forget(self) -> None:
         """Discards what was read, since it may have changed."""
-        for name in ("links", "names", "addresses", "_fibs"):
+        for name in ("links", "names", "addresses", "fib"):
             self.__dict__.pop(name, None)

@@ -142,8 +142,7 @@ class Topology:
             for item, each in self.node.addresses.items()
             if item.version == version and not item.is_link_local and not item.is_loopback and each.is_up
         ]
-        defaults = [one for one in self.node.fib(version).routes if not one.destination.prefixlen and one.device]
-        uplinks = [one.device for one in sorted(defaults, key=lambda one: one.metric)]
+        uplinks = [one.ifindex for one in self.node.fib.list_defaults(version)]
         ranked = sorted(
             usable,
             key=lambda pair: (

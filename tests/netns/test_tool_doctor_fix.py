@@ -13,7 +13,7 @@ from tests.support.machine import eventually
 from tests.support.namespaces import Namespace
 from tests.support.processes import PATH
 
-DELETE = "ip route del throw 10.26.0.2/32"
+DELETE = "ip route del throw 10.26.0.2"
 THROW = "ip route add throw 10.26.0.2/32"
 
 

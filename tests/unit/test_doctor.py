@@ -26,6 +26,7 @@ from podwire.doctor.finding import UNSEEN, Finding, Severity, fold_consequences
 from podwire.doctor.node import Node, overlapping
 from podwire.doctor.pods import Pod
 from podwire.main import PLUGINS
+from podwire.predictions.routing import Fib
 from tests.support import doctor_manual, fault_table, libcni
 from tests.support.binaries import ROOT
 from tests.support.fault_table import FAULTS
@@ -307,8 +308,7 @@ def test_program_on_a_pods_interface(node, monkeypatch):
     monkeypatch.setattr(traffic, "list_pods", lambda _node: [pod])
     monkeypatch.setattr(kernel_traffic, "list_kinds", lambda _socket: {})
     node.links = (CNI0,)
-    node.fib = None
-    node.routes = ()
+    node.fib = Fib([], [])
     node.link_settings = LinkSettings({}, {}, frozenset({CNI0.index}))
     (finding,) = run_check(node, "traffic")
     assert (finding.name, finding.subject) == ("traffic-program", "cni0")

@@ -1,14 +1,14 @@
 """The commands against default routes through the pods' interfaces."""
 
-from ipaddress import ip_address, ip_interface, ip_network
+from ipaddress import ip_address, ip_network
 from types import SimpleNamespace
 from typing import Any
 
+from kernel.fib import UNICAST, FibRoute, FibRule, packet_to
 from kernel.link import Link
-from kernel.route import InstalledRoute
-from kernel.route_choice import UNICAST, Choice, Fib, FibRoute, FibRule, Query
 from podwire.doctor import route_fixes, routes
 from podwire.doctor.pods import Pod
+from podwire.predictions.routing import Choice, Fib
 from tests.support.unit_node import new_node, run_check
 
 MAIN = FibRule(4, 32766, "lookup", 254)
@@ -19,9 +19,9 @@ CNI0, UPLINK, VETH = (Link(index, name, "", 1500, 1, "", 0, 0, None, 6) for inde
 def routed(*hops: tuple[int, str]) -> Fib:
     """Returns a table main with routes (ifindex, destination) by increasing metric, and the route to the pods."""
     defaults = (
-        FibRoute(UNICAST, ip_network(to), 254, number, ((link, None),)) for number, (link, to) in enumerate(hops)
+        FibRoute(UNICAST, ip_network(to), metric=number, hops=((link, None),)) for number, (link, to) in enumerate(hops)
     )
-    return Fib([MAIN], [*defaults, FibRoute(UNICAST, SUBNET, 254, 0, ((CNI0.index, None),))])
+    return Fib([MAIN], [*defaults, FibRoute(UNICAST, SUBNET, hops=((CNI0.index, None),))])
 
 
 def test_default_route_through_a_pod(tmp_path):
@@ -31,7 +31,7 @@ def test_default_route_through_a_pod(tmp_path):
     node.fib = routed((VETH.index, "0.0.0.0/0"), (UPLINK.index, "0.0.0.0/0"), (VETH.index, "10.8.0.0/24"))
     pod: Any = SimpleNamespace(item=node.interfaces[0], key="")
     finding = routes._through_pods(node, pod, Choice(UNICAST), VETH.name)
-    assert finding.fix == f"ip route del 0.0.0.0/0 dev {VETH.name}"
+    assert finding.fix == f"ip route del default dev {VETH.name}"
 
 
 def test_default_route_back_to_the_pods(tmp_path):
@@ -41,10 +41,9 @@ def test_default_route_back_to_the_pods(tmp_path):
     node.fib = routed((CNI0.index, "0.0.0.0/0"), (UPLINK.index, "0.0.0.0/0"))
     attachment: Any = SimpleNamespace(typed_result=SimpleNamespace(ips=[]))
     pod = Pod(node.interfaces[0], attachment, (ip_address("10.9.0.2"),), (), "", None, CNI0)
-    query = Query(ip_address("192.0.2.9"), ip_address("10.9.0.2"), CNI0.name)
-    assert (
-        route_fixes.from_pod(node, pod, query, node.fib.look_up(query))[0] == f"ip route del 0.0.0.0/0 dev {CNI0.name}"
-    )
+    packet = packet_to(ip_address("192.0.2.9"), ip_address("10.9.0.2"), CNI0.name)
+    command, _ = route_fixes.from_pod(node, pod, packet, node.fib.look_up(packet))
+    assert command == f"ip route del default dev {CNI0.name}"
 
 
 def test_other_route_to_the_subnet_behind_that_of_the_bridge(tmp_path):
@@ -52,6 +51,6 @@ def test_other_route_to_the_subnet_behind_that_of_the_bridge(tmp_path):
     node = new_node(tmp_path)
     node.addresses = {}
     node.links = tuple(Link(n, name, "", 1500, 0, "bridge", 0, 0, None, 6) for n, name in ((2, "cni0"), (3, "lan")))
-    node.routes = tuple(InstalledRoute(ip_interface("10.9.0.0/24"), None, n, 254) for n in (2, 3))
+    node.fib = Fib([MAIN], [FibRoute(UNICAST, SUBNET, hops=((n, None),)) for n in (2, 3)])
     (finding,) = run_check(node, "host")
     assert 'by interface "lan"' in finding.text

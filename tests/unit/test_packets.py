@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel import fib, ndp, packet_tap
-from kernel.fib import Fib, Packet, PolicyRule, RouteEntry
+from kernel.fib import FibRoute, FibRule
 from kernel.netfilter import nft_rule, nft_text
 from kernel.netfilter.nft import Rule
 from kernel.packet_tap import ANSWER, ERROR, ICMP, REFUSAL, REQUEST, TCP, UDP, Probe
 from kernel.sockets_table import Listener, list_listeners
 from podwire.command import UsageError
+from podwire.predictions.routing import Fib
 from podwire.probe import run
 from podwire.probe.attempt import Query
 from podwire.probe.resolvers import _name_servers
@@ -119,18 +120,16 @@ def test_only_listening_sockets_are_listed():
 
 def test_routing_decision():
     """Rules are evaluated by priority, a table by the longest prefix; a table without a route is passed."""
-    everything = IPv4Network("0.0.0.0/0")
-    main = RouteEntry(fib.UNICAST, 254, everything, ((2, None),))
-    hole = RouteEntry(fib.BLACKHOLE, 77, IPv4Network("192.0.2.0/24"), ())
-    rules = (PolicyRule(4, 32766, fib.TO_TABLE, 254), PolicyRule(4, 60, fib.TO_TABLE, 77, iif="cni0"))
-    tables = Fib(rules, (main, hole))
-    packet = Packet(SOURCE, DESTINATION)
-    assert tables.explain(packet).route == main
-    decision = tables.explain(packet._replace(iif=5, iif_name="cni0"))
-    assert (decision.route, decision.rule) == (hole, rules[1])
-    assert not decision.is_delivered
-    assert tables.explain(packet._replace(iif=5, iif_name="cni0", destination=SOURCE)).route == main
-    assert rules[1].describe() == "60: from all iif cni0 lookup 77"
+    main = FibRoute(fib.UNICAST, IPv4Network("0.0.0.0/0"), hops=((2, None),))
+    hole = FibRoute(fib.BLACKHOLE, IPv4Network("192.0.2.0/24"), 77)
+    rules = [FibRule(4, 32766, fib.TO_TABLE, 254), FibRule(4, 60, fib.TO_TABLE, 77, iif="cni0")]
+    tables = Fib(rules, [main, hole])
+    assert tables.look_up(fib.packet_to(DESTINATION, SOURCE)).route == main
+    choice = tables.look_up(fib.packet_to(DESTINATION, SOURCE, "cni0"))
+    assert (choice.route, choice.rule) == (hole, rules[1])
+    assert not choice.is_delivered
+    assert tables.look_up(fib.packet_to(SOURCE, SOURCE, "cni0")).route == main
+    assert rules[1].words == "priority 60 from all iif cni0 lookup 77"
 
 
 def test_destinations():

@@ -1,0 +1,1 @@
+"""What the kernel does with a packet, computed from facts without sending anything."""
