@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernel.codec_links import BridgeMessage
-from kernel.link import RTM_GETLINK
+from kernel.link import RTM_GETLINK, Link
 from kernel.rtnl import NLM_F_DUMP, Request, Socket
 from process.values import dataclass
 
@@ -26,6 +26,11 @@ class BridgePort:
     isolated: bool | None
     locked: bool | None
 
+    @property
+    def state_name(self) -> str:
+        """The state as `bridge link` prints it."""
+        return STATES[self.state] if self.state < len(STATES) else str(self.state)
+
 
 @dataclass(frozen=True)
 class BridgeSettings:
@@ -44,6 +49,14 @@ class LinkSettings:
     bridges: dict[int, BridgeSettings]
     ports: dict[int, BridgePort]
     with_xdp: frozenset[int]
+
+    def has_stp(self, bridge: Link) -> bool:
+        """Returns whether the spanning tree protocol is on for a bridge."""
+        return bridge.index in self.bridges and self.bridges[bridge.index].stp
+
+    def filters_vlans(self, bridge: Link) -> bool:
+        """Returns whether a bridge filters VLANs."""
+        return bridge.index in self.bridges and self.bridges[bridge.index].vlan_filtering
 
 
 def read_link_settings(socket: Socket) -> LinkSettings:

@@ -16,7 +16,11 @@ from kernel.link import Link
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REPLACE, Request, Socket
 
 RTM_NEWNEIGH, RTM_DELNEIGH, RTM_GETNEIGH = 28, 29, 30
-_NUD_FAILED, _NUD_NOARP, NUD_PERMANENT, _NTF_PROXY = 0x20, 0x40, 0x80, 0x08  # linux/neighbour.h
+_NUD_INCOMPLETE, _NUD_FAILED, _NUD_NOARP, NUD_PERMANENT, _NTF_PROXY = 0x01, 0x20, 0x40, 0x80, 0x08  # linux/neighbour.h
+_STATES = {
+    0x01: "incomplete", 0x02: "reachable", 0x04: "stale", 0x08: "delay", 0x10: "probe", 0x20: "failed", 0x40: "noarp",
+    0x80: "permanent",
+}  # NUD_*  # fmt: skip
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
 
 
@@ -74,6 +78,16 @@ class Entry(NamedTuple):
         """Whether the neighbour did not answer."""
         return bool(self.state & _NUD_FAILED)
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether packets are sent to its MAC address."""
+        return bool(self.mac) and not self.state & (_NUD_INCOMPLETE | _NUD_FAILED)
+
+    @property
+    def state_name(self) -> str:
+        """The state as `ip neighbour` prints it."""
+        return _STATES.get(self.state, str(self.state))
+
 
 class ForwardingEntry(NamedTuple):
     """An entry of a bridge's forwarding database: frames to `mac` leave by the port `ifindex`."""
@@ -88,6 +102,11 @@ class ForwardingEntry(NamedTuple):
     def is_static(self) -> bool:
         """Whether it was set, and not learned: it does not move when the MAC address appears at another port."""
         return bool(self.state & (_NUD_NOARP | NUD_PERMANENT))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the bridge delivers frames to `mac` to the host itself."""
+        return bool(self.state & NUD_PERMANENT)
 
 
 def list_entries(socket: Socket) -> list[Entry]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from shlex import quote
 
 from kernel import vlan
-from kernel.bridge_state import FORWARDING, STATES, BridgePort
+from kernel.bridge_state import FORWARDING, BridgePort
 from kernel.link import OPERSTATE_UP, Link
 from kernel.rtnl import Socket
 from podwire.doctor.finding import Check, Fault, Finding, Severity
@@ -112,10 +112,11 @@ def _port(pod: Pod, veth: Link, port: BridgePort, bridge: Link, *, is_fixed: boo
     subject, name, flags = pod.item.network.name, quote(veth.name), pod.item.port_flags
     what = f'the port "{veth.name}" of {pod.name}'
     if port.state != FORWARDING and veth.is_up and veth.operstate == OPERSTATE_UP:
-        state = STATES[port.state] if port.state < len(STATES) else str(port.state)
         behind = (f"spanning tree of {bridge.name}", bridge.name)
         command = f"bridge link set dev {name} state {FORWARDING}"
-        yield _BLOCKED.finding(subject, f"{what} is {state}", Run(command), behind=behind, objects=(veth.name,))
+        yield _BLOCKED.finding(
+            subject, f"{what} is {port.state_name}", Run(command), behind=behind, objects=(veth.name,)
+        )
     if port.isolated and "isolated" not in flags:
         fix = unless_intended(f"bridge link set dev {name} isolated off")
         yield _ISOLATED.finding(subject, f"{what} is isolated", fix, objects=(veth.name,))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cni.address import Address
 from cni.errors import CniError
-from kernel import bridge_port, neighbour
+from kernel import neighbour
 from kernel.netfilter import conntrack_cleanup
 from kernel.packet_tap import PROTOCOLS
 from podwire.node.model import Pod, format_rate
@@ -129,8 +129,7 @@ def _neighbours_restored(desired: Sequence[Path]) -> Iterator[None]:
 
 
 def _list_neighbours(place: Place) -> set[tuple[int, Address]]:
-    entries = [one for version in (4, 6) for one in bridge_port.list_neighbours(place.socket, version)]
-    return {(one.ifindex, one.address) for one in entries}
+    return {(one.ifindex, one.address) for one in neighbour.list_entries(place.socket) if not one.is_proxy}
 
 
 def test_limits(topology: Topology, pods: Sequence[Pod]) -> Iterator[Result]:

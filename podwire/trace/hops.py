@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from cni.address import format_mac
 from cni.errors import CniError
-from kernel import bridge_port, sysctl, vlan
-from kernel.bridge_port import FORWARDING, STATES
+from kernel import sysctl, vlan
+from kernel.bridge_state import FORWARDING
 from kernel.fib import packet_to
 from kernel.link import Link
 from kernel.packet_tap import ANSWER, ERROR, REFUSAL, REQUEST, Sighting
@@ -171,16 +171,16 @@ def _port_text(node: Place, link: Link) -> str:
     if bridge is None or bridge.kind != "bridge":
         return f"part of {bridge.name}" if bridge else ""
     try:
-        port = bridge_port.get_port(node.socket, link)
+        port = node.link_settings.ports[link.index]
         words = [f"port of {bridge.name}"]
-        words += [STATES[port.state]] if port.state != FORWARDING and port.state < len(STATES) else []
-        words += ["isolated"] * port.isolated + ["hairpin"] * port.hairpin
-        if bridge_port.get_bridge(node.socket, bridge).vlan_filtering:
+        words += [port.state_name] if port.state != FORWARDING else []
+        words += ["isolated"] * bool(port.isolated) + ["hairpin"] * port.hairpin
+        if node.link_settings.filters_vlans(bridge):
             member = vlan.get_member(node.socket, bridge, link.index)
             ids = sorted(member.vlans) if member else []
             pvid = next((number for number, flags in member.vlans.items() if flags & PVID), 0) if member else 0
             words.append(f"VLAN {','.join(map(str, ids[:5])) or 'none'}, PVID {pvid or 'none'}")
-    except CniError:
+    except (CniError, KeyError):
         return f"port of {bridge.name}"
     return ", ".join(words)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from cni.address import Address, format_mac
 from cni.errors import CniError
-from kernel import bridge_port, vlan
-from kernel.bridge_port import FORWARDING, STATES
+from kernel import neighbour, vlan
+from kernel.bridge_state import FORWARDING
 from kernel.link import IFF_LOWER_UP, Link
 from kernel.vlan import PVID
 from podwire.trace.place import Place
@@ -48,14 +48,18 @@ def bridge_suspects(node: Place, arriving: Link, leaving: Link | None, mac: byte
 
 
 def _port_suspects(node: Place, bridge: Link, arriving: Link, leaving: Link | None) -> Iterator[Suspect]:
-    ports = [(each, bridge_port.get_port(node.socket, each)) for each in (arriving, leaving) if each]
+    settings = node.link_settings
+    ports = [
+        (each, settings.ports[each.index]) for each in (arriving, leaving) if each and each.index in settings.ports
+    ]
     for each, port in ports:
         if port.state != FORWARDING:
-            state = STATES[port.state] if port.state < len(STATES) else str(port.state)
-            stp = " by STP" if bridge_port.get_bridge(node.socket, bridge).stp else ""
-            text = f"port {each.name} of bridge {bridge.name} is in state {state}{stp}, and forwards no frames"
+            stp = " by STP" if settings.has_stp(bridge) else ""
+            text = (
+                f"port {each.name} of bridge {bridge.name} is in state {port.state_name}{stp}, and forwards no frames"
+            )
             yield Suspect("bridge-port", node.name, text, each.name, look=f"bridge -d link show dev {each.name}")
-    if leaving is None:
+    if leaving is None or len(ports) < 2:
         return
     if arriving.index == leaving.index and not ports[0][1].hairpin:
         text = f"the packet would leave by the port {arriving.name} that it came from, and hairpin is off there"
@@ -63,13 +67,13 @@ def _port_suspects(node: Place, bridge: Link, arriving: Link, leaving: Link | No
     elif arriving.index != leaving.index and all(port.isolated for _, port in ports):
         text = f"the ports {arriving.name} and {leaving.name} of bridge {bridge.name} are isolated from each other"
         yield Suspect("isolation", node.name, text, leaving.name, look=f"bridge -d link show dev {leaving.name}")
-    if arriving.index != leaving.index and not ports[-1][1].flood and not ports[-1][1].learning:
+    if arriving.index != leaving.index and ports[-1][1].flood is False and ports[-1][1].learning is False:
         text = f"port {leaving.name} of bridge {bridge.name} neither learns addresses nor floods frames"
         yield Suspect("bridge-port", node.name, text, leaving.name, look=f"bridge -d link show dev {leaving.name}")
 
 
 def _vlan_suspects(node: Place, bridge: Link, arriving: Link, leaving: Link | None) -> Iterator[Suspect]:
-    if not bridge_port.get_bridge(node.socket, bridge).vlan_filtering:
+    if not node.link_settings.filters_vlans(bridge):
         return
     first = vlan.get_member(node.socket, bridge, arriving.index)
     second = vlan.get_member(node.socket, bridge, leaving.index if leaving else bridge.index)
@@ -87,14 +91,15 @@ def _vlan_suspects(node: Place, bridge: Link, arriving: Link, leaving: Link | No
 
 def forwarding_suspects(node: Place, bridge: Link, leaving: Link | None, mac: bytes) -> Iterator[Suspect]:
     """Yields forwarding entries that send frames for a MAC address to another port than `leaving`."""
-    for entry in bridge_port.list_forwarding(node.socket, bridge):
-        if entry.mac != mac or (leaving is not None and entry.port == leaving.index and not entry.local):
+    for entry in neighbour.list_forwarding(node.socket):
+        is_expected = leaving is not None and entry.ifindex == leaving.index and not entry.is_local
+        if (entry.master, entry.mac) != (bridge.index, mac) or is_expected:
             continue
-        port = node.names.get(entry.port, str(entry.port))
+        port = node.names.get(entry.ifindex, str(entry.ifindex))
         where = leaving.name if leaving else f"the bridge itself ({bridge.name})"
-        if entry.local:
+        if entry.is_local:
             reason = f"an entry for {format_mac(mac)} at {port} delivers its frames to the node itself"
-        elif entry.static:
+        elif entry.is_static:
             reason = f"a static entry sends frames for {format_mac(mac)} to {port}"
         else:
             reason = f"frames from {format_mac(mac)} arrived at {port}: another machine has this MAC address"
@@ -117,7 +122,7 @@ def neighbour_suspects(topology: Topology, place: Place, index: int, next_hop: A
         text = f"no answer to the question for the MAC address of {next_hop} on {name}{where}"
         yield Suspect("neighbour-unanswered", place.name, text, str(next_hop), look=look)
     elif owner and truth and not any(_has_mac(link, entry.mac) for link in links):
-        kind = "static" if entry.is_static else "learned"
+        kind = "static" if entry.is_permanent else "learned"
         text = (
             f"the {kind} neighbour entry of {next_hop} on {name} is {format_mac(entry.mac)}, but {owner.name} has "
             f"{truth.mac} on {truth.name}"

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from cni.address import Address
-from kernel import address, bridge_port, link
-from kernel.bridge_port import NeighbourEntry
+from kernel import address, link, neighbour
+from kernel.bridge_state import LinkSettings, read_link_settings
 from kernel.link import IFF_LOOPBACK, Link
 from kernel.netfilter.packet import Packet
 from kernel.netns import Netns, entered
@@ -104,10 +104,15 @@ class Place:
         arriving = self.link(packet.iif) if packet.iif else None
         return routing.ask_kernel(self.socket, self.fib.look_up(packet), packet, arriving.index if arriving else 0)
 
-    def neighbour(self, index: int, of: Address) -> NeighbourEntry | None:
+    @cached_property
+    def link_settings(self) -> LinkSettings:
+        """The settings of bridges and their ports."""
+        return read_link_settings(self.socket)
+
+    def neighbour(self, index: int, of: Address) -> neighbour.Entry | None:
         """Returns the present neighbour entry of an address on an interface, None without one."""
-        entries = bridge_port.list_neighbours(self.socket, of.version)
-        return next((one for one in entries if (one.ifindex, one.address) == (index, of)), None)
+        entries = neighbour.list_entries(self.socket)
+        return next((one for one in entries if (one.ifindex, one.address) == (index, of) and not one.is_proxy), None)
 
     def link(self, name: str) -> Link | None:
         """Returns an interface by its name, None without one."""
@@ -128,5 +133,5 @@ class Place:
 
     def forget(self) -> None:
         """Discards what was read, since it may have changed."""
-        for name in ("links", "names", "addresses", "fib"):
+        for name in ("links", "names", "addresses", "fib", "link_settings"):
             self.__dict__.pop(name, None)
