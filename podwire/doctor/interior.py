@@ -45,7 +45,7 @@ def _check(node: Node) -> Iterator[Finding]:
             unseen += 1
             continue
         try:
-            protocols = {port.protocol for port in pod.ports}
+            protocols = {port.protocol_number for port in pod.ports}
             interior = read_interior(pod.attachment.netns, pod.attachment.attachment.ifname, protocols)
         except (CniError, OSError) as error:
             yield UNSEEN.finding(pod.name, f"its namespace cannot be inspected: {error}", UNSEEN.fix)
@@ -140,7 +140,10 @@ class _Inspection:
         yield back, INPUT
         yield replace(back, protocol=17, source_port=53), INPUT
         for port in self._pod.ports:
-            yield replace(back, protocol=port.protocol, source_port=None, port=port.container_port, state=8), INPUT
+            yield (
+                replace(back, protocol=port.protocol_number, source_port=None, port=port.container_port, state=8),
+                INPUT,
+            )
 
     def _describe(self, event: Event) -> str:
         what = f"the rule with handle {event.rule.handle}" if event.rule else "the policy"
@@ -167,11 +170,11 @@ class _Inspection:
             mine = [
                 one
                 for one in self._interior.listeners
-                if (one.protocol, one.port) == (port.protocol, port.container_port)
+                if (one.protocol, one.port) == (port.protocol_number, port.container_port)
             ]
             if mine and all(one.address.is_loopback for one in mine):
                 where = f"port {port.container_port} listens on {mine[0].address} only"
-                text = f"{where}, but host port {port.port} leads to it"
+                text = f"{where}, but host port {port.host_port} leads to it"
                 yield self._one.finding(faults.LISTENS, text, faults.LISTENS.fix, causes=False)
 
 

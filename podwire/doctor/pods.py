@@ -5,7 +5,6 @@ This module only combines what `Node` has read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
@@ -14,19 +13,11 @@ from cni.address import Address, parse_mac
 from kernel.link import IFF_LOOPBACK, Link
 from podwire.attachments import CachedAttachment
 from podwire.doctor.node import Interface, Node
+from podwire.node.host_ports import list_host_ports
+from podwire.node.model import HostPort
 
 # Addresses that no node has: what a pod sends to other machines goes to one of them.
 REMOTE = {4: ("1.1.1.1", "8.8.8.8", "193.0.14.129"), 6: ("2606:4700:4700::1111", "2001:7fd::1")}
-
-
-@dataclass(frozen=True)
-class HostPort:
-    """A published port: of the host, and of the pod; protocol as IPPROTO_*."""
-
-    port: int
-    container_port: int
-    protocol: int
-    host_ip: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,23 +116,13 @@ def _pod(node: Node, item: Interface, one: CachedAttachment) -> Pod:
     gate = _gate(node, item, names) if item.bridge else veth
     ips = one.typed_result.ips
     gateways = tuple(ip.gateway for ip in ips if ip.gateway)
-    return Pod(item, one, tuple(ip.address.ip for ip in ips), gateways, mac, veth, gate, tuple(_ports(one)))
+    return Pod(item, one, tuple(ip.address.ip for ip in ips), gateways, mac, veth, gate, tuple(list_host_ports(one)))
 
 
 def _gate(node: Node, item: Interface, names: list[str]) -> Link | None:
     """Returns the bridge, or the interface of the pods' VLAN on it."""
     vlan = next((link for name in names if name.startswith(f"{item.bridge}.") and (link := node.link(name))), None)
     return vlan or node.link(item.bridge)
-
-
-def _ports(one: CachedAttachment) -> Iterator[HostPort]:
-    mappings = one.capability_args.get("portMappings")
-    for mapping in mappings if isinstance(mappings, list) else []:
-        if isinstance(mapping, dict):
-            protocol = {"tcp": 6, "udp": 17}.get(str(mapping.get("protocol", "tcp")).lower(), 0)
-            port, target = mapping.get("hostPort"), mapping.get("containerPort")
-            if protocol and isinstance(port, int) and isinstance(target, int) and port:
-                yield HostPort(port, target, protocol, str(mapping.get("hostIP") or ""))
 
 
 def remote_addresses(version: int) -> list[Address]:

@@ -24,7 +24,8 @@ from kernel.netfilter.evaluation import (
 from kernel.netfilter.packet import DNAT_STATUS, ESTABLISHED, ICMP, ICMPV6, LOCAL, TCP, UDP, UNTRACKED, Packet
 from kernel.netfilter.ruleset import FilterRule
 from podwire.doctor.node import Node
-from podwire.doctor.pods import HostPort, Pod, list_pods, list_uplinks, near_address, node_address, remote_addresses
+from podwire.doctor.pods import Pod, list_pods, list_uplinks, near_address, node_address, remote_addresses
+from podwire.node.model import HostPort
 from podwire.node.rule_owners import PODWIRE, owner_of
 from process.values import replace
 
@@ -85,7 +86,7 @@ class Prediction:
             named = {service for services in self._services_by_version.values() for service in services}
             for pod in mine:
                 for port in pod.ports:
-                    if pod in chosen or (port.protocol, port.port) in named:
+                    if pod in chosen or (port.protocol_number, port.host_port) in named:
                         happenings += self._published(pod, port)
         return happenings
 
@@ -262,8 +263,8 @@ class Prediction:
             if port.host_ip and ip_address(port.host_ip).version == address.version:
                 public = public if port.host_ip in ("0.0.0.0", "::") else ip_address(port.host_ip)
             packet = Packet(
-                address.version, remote_addresses(address.version)[0], public, port.protocol, None, port.port,
-                iif=self.uplinks[0] if self.uplinks else _UPLINK, destination_type=LOCAL,
+                address.version, remote_addresses(address.version)[0], public, port.protocol_number,
+                port=port.host_port, iif=self.uplinks[0] if self.uplinks else _UPLINK, destination_type=LOCAL,
             )  # fmt: skip
             events = self._arriving_at_port(pod, packet, address, port)
             yield from (Happening(event, pod, PUBLISHED, _text(port), port) for event in events)
@@ -324,4 +325,4 @@ def _label(events: Iterable[Event], pod: Pod, label: str, service: tuple[int, in
 
 
 def _text(port: HostPort) -> str:
-    return f"{_BY_NAME.get(port.protocol, port.protocol)} {port.port}"
+    return f"{port.protocol} {port.host_port}"

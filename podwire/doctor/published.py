@@ -9,14 +9,14 @@ from kernel.netfilter.conntrack import Flow
 from kernel.sockets_table import Listener, find_processes, list_listeners
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
-from podwire.doctor.pods import HostPort, Pod, host_addresses, list_pods
+from podwire.doctor.pods import Pod, host_addresses, list_pods
 from podwire.doctor.run import Run
+from podwire.node.model import HostPort
 from podwire.node.programs import find_program
 
 _GROUP = "host ports"
 _UDP = 17
 _HOLDERS = ("conmon", "podman", "rootlessport")  # podman keeps a published port open itself
-_NAMES = {6: "tcp", 17: "udp"}
 
 _USED = Fault(
     "port-taken-by-process",
@@ -42,14 +42,14 @@ def _processes(node: Node) -> Iterator[Finding]:
     published = _published(node)
     if not published:
         return
-    numbers = {(port.protocol, port.port) for _, port in published}
+    numbers = {(port.protocol_number, port.host_port) for _, port in published}
     listeners = [one for one in list_listeners({6, _UDP}) if (one.protocol, one.port) in numbers]
     processes = find_processes(one.inode for one in listeners) if listeners else {}
     reported = set()
     for pod, port in published:
         for listener in listeners:
-            key = port.protocol, port.port, listener.inode
-            if (listener.protocol, listener.port) == (port.protocol, port.port) and key not in reported:
+            key = port.protocol_number, port.host_port, listener.inode
+            if (listener.protocol, listener.port) == (port.protocol_number, port.host_port) and key not in reported:
                 reported.add(key)
                 yield from _used_by(pod, port, listener, processes.get(listener.inode))
 
@@ -60,17 +60,17 @@ def _used_by(pod: Pod, port: HostPort, listener: Listener, process: tuple[int, s
     if process is not None and process[1] in _HOLDERS:
         return
     who = f"process {process[0]} ({process[1]})" if process else "a process that is not visible here"
-    number = f"{_NAMES[port.protocol]} port {port.port}"
+    number = f"{port.protocol} port {port.host_port}"
     text = f"{who} of the host listens on {number} ({listener.address}), which is published for {pod.name}"
     stop = f"stop {process[1]}, " if process else "stop it, "
     yield _USED.finding(pod.item.network.name, text, f"{stop}or publish another port for the pod")
 
 
 def _flows(node: Node) -> Iterator[Finding]:
-    published = [(pod, port) for pod, port in _published(node) if port.protocol == _UDP]
+    published = [(pod, port) for pod, port in _published(node) if port.protocol_number == _UDP]
     if not published:
         return
-    ports = {port.port for _, port in published}
+    ports = {port.host_port for _, port in published}
     versions = {address.version for pod, _ in published for address in pod.addresses}
     try:
         with nft.open_socket() as socket:
@@ -80,12 +80,14 @@ def _flows(node: Node) -> Iterator[Finding]:
     hosts = host_addresses(node)
     for pod, port in published:
         stale = [
-            flow for flow in flows if flow.port == port.port and flow.destination in hosts and _is_stale(flow, pod)
+            flow for flow in flows if flow.port == port.host_port and flow.destination in hosts and _is_stale(flow, pod)
         ]
         if stale:
             flow = stale[0]
             source, source_port = flow.reply_source or (flow.destination, flow.port)
-            text = f"{len(stale)} UDP flow(s) to port {port.port} go to {source}:{source_port}, and not to {pod.name}"
+            text = (
+                f"{len(stale)} UDP flow(s) to port {port.host_port} go to {source}:{source_port}, and not to {pod.name}"
+            )
             yield _STALE.finding(pod.item.network.name, text, *_fix(stale))
 
 

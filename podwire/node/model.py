@@ -12,6 +12,7 @@ from enum import StrEnum
 from cni.conf import Attachment
 
 NO_ATTACHMENT = Attachment("", "")
+_PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}  # IPPROTO_*
 _HASH = re.compile(r"[0-9a-f]{32,}")
 DOCUMENT = """\
 {"podwire": its version, "node": its name, "time",
@@ -56,6 +57,11 @@ class HostPort:
     def key(self) -> str:
         """The port as rules name it: "8080/tcp"."""
         return f"{self.host_port}/{self.protocol}"
+
+    @property
+    def protocol_number(self) -> int:
+        """The protocol as IPPROTO_*."""
+        return _PROTOCOLS[self.protocol]
 
     def __str__(self) -> str:
         ip = f"[{self.host_ip}]:" if ":" in self.host_ip else f"{self.host_ip}:" if self.host_ip else ""

@@ -7,7 +7,7 @@ or it has no namespace, no interface and no entry in the cache, and its ADD cann
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypedDict
 
@@ -15,15 +15,13 @@ from attachment.cache import ResultCache
 from attachment.presence import Presence
 from attachment.sandbox import attachment_ips
 from cni.address import Address
-from cni.args import CmdArgs
-from cni.conf import Attachment, NetConf
+from cni.conf import Attachment
 from cni.errors import CniError
-from cni.fields import Fields
 from cni.result import Result
 from kernel.link import Link
 from plugins.bandwidth.ifb_owner import Owner, select_ifbs
-from plugins.portmap import conf as portmap
 from podwire.attachments import CachedAttachment
+from podwire.node.host_ports import list_host_ports
 from podwire.node.links import Kernel, NetworkNamespace
 from podwire.node.model import HostPort, Pod, State
 from podwire.node.presences import Presences
@@ -227,17 +225,10 @@ class Snapshot:
 
     def _host_ports(self, item: CachedAttachment) -> Iterable[HostPort]:
         """Yields the host ports in the runtime's request; one is confirmed if the packet filter has its rule."""
-        for plugin in item.network.plugins if item.network else ():
-            if item.network and plugin.get("type") == "portmap":
-                items = item.network.build_config(plugin, capability_args=item.capability_args)
-                net_conf = NetConf(item.network_name, item.network.version, Fields(items), items)
-                args = CmdArgs("DEL", item.attachment.container_id, item.netns, item.attachment.ifname, "", (), {})
-                with_rule = self.rules.published_ports(item.network_name, item.attachment)
-                for mapping in portmap.parse_leniently(args, net_conf).mappings:
-                    host_ip = str(mapping.bound_ip or "")
-                    port = HostPort(mapping.host_port, mapping.container_port, mapping.protocol, host_ip)
-                    confirmed = True if port.key in with_rule else None if self.rules.unseen else False
-                    yield HostPort(port.host_port, port.container_port, port.protocol, host_ip, confirmed)
+        with_rule = self.rules.published_ports(item.network_name, item.attachment)
+        for port in list_host_ports(item):
+            confirmed = True if port.key in with_rule else None if self.rules.unseen else False
+            yield replace(port, confirmed=confirmed)
 
 
 def _state(
