@@ -16,6 +16,7 @@ from kernel.link import Link
 from kernel.netfilter.evaluation import INPUT, OUTPUT, Event, Fate, traverse
 from kernel.netfilter.packet import ESTABLISHED, TCP, Packet
 from kernel.netfilter.ruleset import FAMILY_NAMES
+from kernel.netns import Netns
 from podwire.doctor import interior_addresses, interior_links, interior_routes
 from podwire.doctor import interior_faults as faults
 from podwire.doctor.finding import UNSEEN, Check, Finding, ok_finding
@@ -23,7 +24,7 @@ from podwire.doctor.interior_pod import InspectedPod
 from podwire.doctor.neighbours import duplicate_advice
 from podwire.doctor.node import Node
 from podwire.doctor.pods import Pod, list_pods, remote_addresses
-from podwire.node.pod_interior import read_interior
+from podwire.facts.network import NetworkFacts
 from process.values import replace
 
 _GROUP = "pods"
@@ -45,13 +46,13 @@ def _check(node: Node) -> Iterator[Finding]:
             unseen += 1
             continue
         try:
-            protocols = {port.protocol_number for port in pod.ports}
-            interior = read_interior(pod.attachment.netns, pod.attachment.attachment.ifname, protocols)
+            with Netns(pod.attachment.netns) as netns, NetworkFacts(netns) as interior:
+                findings = list(_Inspection(InspectedPod(node, pod, interior, owners)).run())
         except (CniError, OSError) as error:
             yield UNSEEN.finding(pod.name, f"its namespace cannot be inspected: {error}", UNSEEN.fix)
             continue
         checked += 1
-        yield from _Inspection(InspectedPod(node, pod, interior, owners)).run()
+        yield from findings
     if unseen:
         yield UNSEEN.finding(
             "pods", f"the inside of {unseen} pods was not inspected: time was up", "podwire doctor NETWORK"
@@ -166,12 +167,9 @@ class _Inspection:
         )
 
     def _listeners(self) -> Iterator[Finding]:
+        listeners = self._interior.list_listeners({port.protocol_number for port in self._pod.ports})
         for port in self._pod.ports:
-            mine = [
-                one
-                for one in self._interior.listeners
-                if (one.protocol, one.port) == (port.protocol_number, port.container_port)
-            ]
+            mine = [one for one in listeners if (one.protocol, one.port) == (port.protocol_number, port.container_port)]
             if mine and all(one.address.is_loopback for one in mine):
                 where = f"port {port.container_port} listens on {mine[0].address} only"
                 text = f"{where}, but host port {port.host_port} leads to it"
@@ -182,7 +180,7 @@ CHECKS = (
     Check(
         _GROUP,
         "interiors",
-        "no pod is running owner_text inside could be inspected",
+        "no pod is running whose inside could be inspected",
         _check,
         (
             *(

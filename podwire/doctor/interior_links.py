@@ -33,7 +33,7 @@ def _link(one: InspectedPod, link: Link) -> Iterator[Finding]:
 
 
 def _settings(one: InspectedPod, link: Link) -> Iterator[Finding]:
-    values, name = one.interior.settings, one.ifname
+    read, name = one.interior.sysctl, one.ifname
     has_ipv6 = any(address.version == 6 for address in one.pod.addresses)
     for setting, bad, good, effect in (
         ("ipv4/ip_default_ttl", range(10), "64", "its packets expire on the way"),
@@ -41,14 +41,14 @@ def _settings(one: InspectedPod, link: Link) -> Iterator[Finding]:
         (f"ipv4/neigh/{name}/mcast_solicit", (0,), "3", "it does not ask for MAC addresses"),
         (f"ipv6/conf/{name}/disable_ipv6", (1,) if has_ipv6 else (), "0", "its IPv6 addresses are off"),
     ):
-        value = values.get(setting, "")
+        value = read(setting) or ""
         if value.isdigit() and int(value) in bad:
             text = f"net/{setting} is {value}: {effect}"
             fix = one.inner(f"sysctl -w net/{setting}={good}")
             if setting.startswith("ipv6"):  # the kernel has removed the addresses
                 fix = Run(f"{fix} && {one.restore(link)}")
             yield one.finding(faults.SETTING, text, fix, severity=Severity.PROBLEM)
-    if values.get("ipv4/icmp_echo_ignore_all") == "1":
+    if read("ipv4/icmp_echo_ignore_all") == "1":
         text = "net/ipv4/icmp_echo_ignore_all is 1: it does not answer pings"
         yield one.finding(
             faults.SETTING,
@@ -57,7 +57,7 @@ def _settings(one: InspectedPod, link: Link) -> Iterator[Finding]:
             causes=False,
             severity=Severity.NOTE,
         )
-    ports = values.get("ipv4/ip_local_port_range", "").split()
+    ports = (read("ipv4/ip_local_port_range") or "").split()
     if len(ports) == 2 and int(ports[1]) - int(ports[0]) < 100:
         text = f"net/ipv4/ip_local_port_range is {ports[0]} to {ports[1]}: it can open few connections"
         yield one.finding(

@@ -12,13 +12,13 @@ from podwire.doctor.finding import Fault, Finding, Severity
 from podwire.doctor.node import Node
 from podwire.doctor.pods import Pod
 from podwire.doctor.run import Run
-from podwire.node.pod_interior import Interior
+from podwire.facts.network import NetworkFacts
 
 
 class InspectedPod:
     """A pod with the state of its namespace; `owners` are the pods of the node by their addresses."""
 
-    def __init__(self, node: Node, pod: Pod, interior: Interior, owners: dict[Address, Pod]) -> None:
+    def __init__(self, node: Node, pod: Pod, interior: NetworkFacts, owners: dict[Address, Pod]) -> None:
         self.node = node
         self.pod = pod
         self.interior = interior

@@ -23,26 +23,22 @@ from cni.fields import Fields
 from cni.skel import Plugin
 from ipam.host_local import conf as host_local
 from ipam.host_local.ranges import RangeSet
-from kernel import address, device, link, neighbour, sysctl
-from kernel.address import AssignedAddress
-from kernel.bridge_state import LinkSettings, read_link_settings
 from kernel.fib import UNICAST, FibRoute
 from kernel.link import Link
 from kernel.netfilter import nft, nft_chains
 from kernel.netfilter.nft import Chain
 from kernel.netfilter.ruleset import Ruleset, read_ruleset
 from kernel.route import TABLE_MAIN
-from kernel.rtnl import Socket
 from podwire import attachments, networks, runtimes
 from podwire.attachments import CachedAttachment
 from podwire.checking import Checker
 from podwire.doctor.run import Run
+from podwire.facts.network import NetworkFacts
 from podwire.networks import Network, NetworkFile
 from podwire.node.inspection import read_snapshot
 from podwire.node.legacy_filter import with_legacy
 from podwire.node.records import Directories
 from podwire.node.snapshot import Snapshot
-from podwire.predictions.routing import Fib, read_fib
 from podwire.runtimes import Runtime
 from process import files
 
@@ -81,7 +77,7 @@ class Interface:
         return frozenset(range_set.version for range_set in self.sets)
 
 
-class Node:
+class Node(NetworkFacts):
     """A node. `network` limits the checks to one network, "" means all.
 
     `options` are the command-line options that named other directories than the default: printed commands repeat them.
@@ -97,6 +93,7 @@ class Node:
         network: str = "",
         options: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__()
         self.plugins = plugins
         self.env = env
         self.conf_dir = conf_dir
@@ -227,43 +224,10 @@ class Node:
         return any(one.network_name == network for one in self.running)
 
     @cached_property
-    def links(self) -> tuple[Link, ...]:
-        """The interfaces of the host."""
-        with Socket() as socket:
-            return tuple(link.list_all(socket))
-
-    def link(self, name: str) -> Link | None:
-        """Returns the host's interface of a name or altname, None if there is none."""
-        return next((one for one in self.links if one.name == name), None) or self._links_by_altname.get(name)
-
-    @cached_property
-    def _links_by_altname(self) -> Mapping[str, Link]:
-        with Socket() as socket:
-            return {name: one.link for one in device.list_all(socket) for name in one.altnames}
-
-    def link_of(self, index: int) -> Link | None:
-        """Returns the host's interface with an index, None if there is none."""
-        return next((one for one in self.links if one.index == index), None)
-
-    def describe(self, route: FibRoute | None) -> str:
-        """Returns a route of the host as `ip route` prints it."""
-        return route.describe(self.names) if route else ""
-
-    @cached_property
-    def names(self) -> Mapping[int, str]:
-        """The names of the host's interfaces by index."""
-        return {one.index: one.name for one in self.links}
-
-    @cached_property
-    def addresses(self) -> Mapping[int, tuple[AssignedAddress, ...]]:
-        """The addresses of the host, by interface index, without interfaces that are ports."""
-        with Socket() as socket:
-            return {each.index: tuple(address.list_on_link(socket, each)) for each in self.links if not each.master}
-
-    @cached_property
     def uplinks(self) -> tuple[Link, ...]:
         """The interfaces of the default routes."""
-        return self._links_of(one for version in (4, 6) for one in self.fib.list_defaults(version))
+        defaults = [one for version in (4, 6) for one in self.fib.list_defaults(version)]
+        return tuple(self.links_at(dict.fromkeys(index for one in defaults for index, _ in one.hops)))
 
     @cached_property
     def used_uplinks(self) -> tuple[Link, ...]:
@@ -280,11 +244,7 @@ class Node:
                 if one.table == TABLE_MAIN and one.kind == UNICAST and one.ifindex not in of_pods
             ]
             best += [one for one in defaults if one.metric == defaults[0].metric]
-        return self._links_of(best)
-
-    def _links_of(self, routes: Iterable[FibRoute]) -> tuple[Link, ...]:
-        indexes = dict.fromkeys(index for one in routes for index, _ in one.hops)
-        return tuple(link for index in indexes if (link := self.link_of(index)))
+        return tuple(self.links_at(dict.fromkeys(index for one in best for index, _ in one.hops)))
 
     @cached_property
     def pod_interfaces(self) -> frozenset[str]:
@@ -311,34 +271,7 @@ class Node:
 
     def is_bridge_filtered(self, version: int) -> bool:
         """Returns whether frames between ports of a bridge pass the rules of an IP version (br_netfilter)."""
-        try:
-            return sysctl.get(f"bridge/bridge-nf-call-ip{'6' if version == 6 else ''}tables") == "1"
-        except FileNotFoundError:
-            return False
-
-    @cached_property
-    def link_settings(self) -> LinkSettings:
-        """The settings of bridges and their ports."""
-        with Socket() as socket:
-            return read_link_settings(socket)
-
-    @cached_property
-    def neighbours(self) -> tuple[neighbour.Entry, ...]:
-        """The neighbour entries of the host."""
-        with Socket() as socket:
-            return tuple(neighbour.list_entries(socket))
-
-    @cached_property
-    def forwarding(self) -> tuple[neighbour.ForwardingEntry, ...]:
-        """The entries of the bridges' forwarding databases."""
-        with Socket() as socket:
-            return tuple(neighbour.list_forwarding(socket))
-
-    @cached_property
-    def fib(self) -> Fib:
-        """The policy rules and the routes of the host, of every type."""
-        with Socket() as socket:
-            return read_fib(socket)
+        return self.sysctl(f"bridge/bridge-nf-call-ip{'6' if version == 6 else ''}tables") == "1"
 
 
 def types_of(network: Network) -> tuple[str, ...]:

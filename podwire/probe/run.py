@@ -124,7 +124,7 @@ def _neighbours_restored(desired: Sequence[Path]) -> Iterator[None]:
         for place, known in before.items():
             with suppress(CniError):
                 entries = _list_neighbours(place) - known
-                links = [(place.links.get(index), address) for index, address in entries]
+                links = [(place.link_of(index), address) for index, address in entries]
                 place.socket.send(*(neighbour.delete_request(link, address) for link, address in links if link))
 
 

@@ -79,7 +79,7 @@ def source_address(source: Place, destination: Address) -> Address | None:
     """Returns the address that a place sends from: the attachment's in a pod, else the one that routing chooses."""
     if isinstance(source, PodPlace) and (local := source.address(destination.version)):
         return local
-    chosen = fib.source_for(source.socket, destination) or source.address_on_network(destination.version)
+    chosen = fib.source_for(source.socket, destination) or source.usable_address(destination.version)
     is_scoped = chosen is not None and chosen.version == 6 and chosen.is_link_local
     return None if is_scoped else chosen  # a link-local address cannot be bound without its interface
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cni.address import format_mac
 from cni.errors import CniError
-from kernel import sysctl, vlan
+from kernel import vlan
 from kernel.bridge_state import FORWARDING
 from kernel.fib import packet_to
 from kernel.link import Link
@@ -110,7 +110,7 @@ def _node_hops(topology: Topology, seen: Observation, one: Sighting, before: Sig
             node.name, "bridge", f"{bridge} forwards the frame; {_bridge_netfilter(node, seen.flow.version)}", bridge
         )
         return
-    device = node.links.get(arriving.master, arriving) if arriving else None
+    device = (node.link_of(arriving.master) or arriving) if arriving else None
     source = seen.flow.source_address if device else one.source
     packet = packet_to(
         one.destination, source, device.name if device else "", 0, seen.flow.protocol, one.port, seen.source_port
@@ -167,7 +167,7 @@ def _details(topology: Topology, place: Place, one: Sighting) -> str:
 
 
 def _port_text(node: Place, link: Link) -> str:
-    bridge = node.links.get(link.master)
+    bridge = node.link_of(link.master)
     if bridge is None or bridge.kind != "bridge":
         return f"part of {bridge.name}" if bridge else ""
     try:
@@ -186,10 +186,7 @@ def _port_text(node: Place, link: Link) -> str:
 
 
 def _bridge_netfilter(node: Place, version: int) -> str:
-    try:
-        on = node.call(lambda: sysctl.get(_BRIDGE_NETFILTER[version])) == "1"
-    except OSError:
-        on = False
+    on = node.sysctl(_BRIDGE_NETFILTER[version]) == "1"
     return (
         "br_netfilter is on: its packets meet the host's rules" if on else "br_netfilter is off: no rules of iptables"
     )

@@ -136,7 +136,7 @@ def _send_suspects(topology: Topology, seen: Observation) -> Iterator[Suspect]:
     packet = packet_to(flow.destination, flow.source_address, protocol=flow.protocol, port=flow.port)
     yield from layer3.routing_suspects(flow.source, packet)
     if seen.send_error == errno.EMSGSIZE:
-        link = flow.source.links.get(flow.source.route(packet).ifindex)
+        link = flow.source.link_of(flow.source.route(packet).ifindex)
         if link:
             yield from layer3.mtu_suspects(flow.source, link, flow.size)
 

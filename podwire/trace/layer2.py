@@ -31,7 +31,7 @@ def bridge_suspects(node: Place, arriving: Link, leaving: Link | None, mac: byte
     `mac` is the destination of the frames, b"" if unknown.
     """
     yield from link_suspects(node, arriving)
-    bridge = node.links.get(arriving.master)
+    bridge = node.link_of(arriving.master)
     if bridge is None or bridge.kind != "bridge":
         return
     yield from link_suspects(node, bridge)
@@ -113,7 +113,7 @@ def neighbour_suspects(topology: Topology, place: Place, index: int, next_hop: A
     name = place.names.get(index, str(index))
     look = f"ip neighbour show {next_hop} dev {name}"
     owner = topology.place_of(next_hop)
-    links = owner.links_with(next_hop) if owner else []
+    links = owner.links_by_address.get(next_hop, []) if owner else []
     truth = links[0] if links else None
     if entry is None:
         return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 
-from kernel import sysctl
 from kernel.fib import TABLE_LOCAL, packet_to
 from kernel.link import Link
 from kernel.netfilter.packet import Packet
@@ -69,7 +68,7 @@ def destination_suspects(topology: Topology, packet: Packet) -> Iterator[Suspect
         return
     expected = {name for name in (pod.bridge, pod.host_interface) if name}
     choice = node.route(packet)
-    leaving = node.links.get(choice.ifindex)
+    leaving = node.link_of(choice.ifindex)
     name = leaving.name if leaving else ""
     if leaving and leaving.kind == "bridge" and not pod.bridge:
         return  # the pod's veth is not a port any more
@@ -132,7 +131,5 @@ def _reverse_path_suspects(place: Place, arriving: Link, packet: Packet) -> Iter
 
 
 def _number(place: Place, name: str) -> int | None:
-    try:
-        return int(place.call(lambda: sysctl.get(name)))
-    except (OSError, ValueError):
-        return None
+    value = place.sysctl(name) or ""
+    return int(value) if value.isdigit() else None

@@ -96,8 +96,9 @@ def _start_suspects(leg: Leg) -> Iterator[Suspect]:
 
 def _gateway_port_suspects(node: Place, arriving: Link, next_hop: Address) -> Iterator[Suspect]:
     """Yields a host veth that is not a port of the bridge that has the pod's gateway address."""
-    gateway = node.addresses.get(next_hop)
-    if gateway is not None and gateway.kind == "bridge" and arriving.master != gateway.index:
+    gateways = node.links_by_address.get(next_hop, [])
+    gateway = next((one for one in gateways if one.kind == "bridge"), None)
+    if gateway is not None and arriving.master != gateway.index:
         text = f"{arriving.name} is not a port of bridge {gateway.name}, which has the pod's gateway address {next_hop}"
         yield Suspect("bridge-port", node.name, text, arriving.name, look=f"ip link show {arriving.name}")
 
@@ -130,7 +131,7 @@ def _node_suspects(leg: Leg, arriving: Link | None) -> Iterator[Suspect]:
     choice = node.route(packet)
     if not choice.is_delivered:
         return
-    leaving = node.links.get(choice.ifindex)
+    leaving = node.link_of(choice.ifindex)
     if leaving is not None:
         yield from layer2.link_suspects(node, leaving)
         yield from layer3.mtu_suspects(node, leaving, size)
@@ -143,7 +144,7 @@ def _exit_suspects(leg: Leg, index: int, next_hop: Address) -> Iterator[Suspect]
     node = leg.topology.node
     neighbours = list(layer2.neighbour_suspects(leg.topology, node, index, next_hop))
     yield from (one for one in neighbours if one.name == "neighbour")
-    port, leaving = _end_veth(leg), node.links.get(index)
+    port, leaving = _end_veth(leg), node.link_of(index)
     if port is not None and leaving is not None and leaving.kind == "bridge" and port.master != leaving.index:
         text = f"{port.name} is not a port of bridge {leaving.name}, by which the node sends to {leg.routed_to}"
         yield Suspect("bridge-port", node.name, text, port.name, look=f"ip link show {port.name}")
@@ -151,7 +152,7 @@ def _exit_suspects(leg: Leg, index: int, next_hop: Address) -> Iterator[Suspect]
         yield from layer2.safe(layer2.bridge_suspects(node, port, None))
         yield from layer3.mtu_suspects(node, port, leg.seen.flow.size)
         mac = _mac_of(leg)
-        bridge = node.links.get(port.master)
+        bridge = node.link_of(port.master)
         if mac and bridge is not None:
             yield from layer2.safe(layer2.forwarding_suspects(node, bridge, port, mac))
     if isinstance(leg.end, PodPlace):
@@ -171,7 +172,7 @@ def _end_suspects(leg: Leg) -> Iterator[Suspect]:
     port = _end_veth(leg)
     if port is not None:
         yield from layer3.mtu_suspects(node, port, leg.seen.flow.size)
-    for link in end.links.values():
+    for link in end.links:
         if link.name == _interface(end):
             yield from layer3.mtu_suspects(end, link, leg.seen.flow.size)
 
@@ -254,7 +255,7 @@ def _routing_device(leg: Leg, arriving: Link | None) -> Link | None:
     """Returns the interface from whose point of view the node routes: the bridge of a port."""
     if arriving is None:
         return None
-    return leg.topology.node.links.get(arriving.master) or arriving
+    return leg.topology.node.link_of(arriving.master) or arriving
 
 
 def _left_node(leg: Leg) -> bool:

@@ -56,7 +56,7 @@ def joined(node: Place) -> Iterator[ExternalHost]:
 
 
 def _versions(node: Place) -> tuple[int, ...]:
-    has_ipv6 = any(item.version == 6 and not (item.is_link_local or item.is_loopback) for item in node.addresses)
+    has_ipv6 = any(item.version == 6 and not (item.is_link_local or item.is_loopback) for item in node.links_by_address)
     return (4, 6) if has_ipv6 else (4,)
 
 

@@ -139,7 +139,8 @@ class Topology:
         bridges = {pod.bridge for pod in self.pods} | {pod.host_interface for pod in self.pods}
         usable = [
             (item, each)
-            for item, each in self.node.addresses.items()
+            for item, links in self.node.links_by_address.items()
+            for each in links[:1]
             if item.version == version and not item.is_link_local and not item.is_loopback and each.is_up
         ]
         uplinks = [one.ifindex for one in self.node.fib.list_defaults(version)]

@@ -15,7 +15,6 @@ from kernel.netfilter import nft_owner
 from kernel.netfilter.owned import FIREWALL, HOST_PORT, NFTABLES, OwnedRule
 from podwire.attachments import CachedAttachment
 from podwire.networks import Network
-from podwire.node import pod_interior
 from podwire.node.leaks import find_leaks
 from podwire.node.links import Kernel, NetworkNamespace, _inode
 from podwire.node.records import Directories, Pool, Records, Reservation
@@ -244,12 +243,6 @@ def test_file_name_in_another_spelling():
     reported = {(item.kind, item.address) for item in findings(snapshot)}
     assert ("foreign", "fd00::0002") in reported
     assert ip_address("fd00::0002") == ip_address("fd00::2")
-
-
-def test_settings_of_a_pod_exist():
-    """Every setting that is read of a pod exists: a wrong name would be left out in silence, and its fault unseen."""
-    names = (*pod_interior._SETTINGS, *pod_interior._LINK_SETTINGS)
-    assert [*pod_interior._read_settings("lo")] == [name.format("lo") for name in names]
 
 
 @pytest.mark.parametrize("path", ["/proc/0/ns/net", "/dev/null", "/run/netns/\0"])
