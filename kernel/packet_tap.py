@@ -4,11 +4,15 @@ A marked packet has a random number (its token) where translations of addresses 
 sequence number of a TCP SYN, or as the first bytes of a payload. The answer to a SYN acknowledges the number, an echo
 returns it, an answer of UDP has the next number, and ICMP errors quote the packet. A program in classic BPF selects the
 marked packets in the kernel.
+
+A packet to UDP port 53 is a DNS query (RFC 1035), since a name server answers nothing else: its ID and flags are the
+token, and an answer has the ID.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import struct
 import time
@@ -33,6 +37,8 @@ _SNAP_BYTES, _BUFFER_BYTES = 256, 1 << 18
 _SYN, _RST, _ACK = 0x02, 0x04, 0x10
 _ECHO = {ICMP: (8, 0), ICMP6: (128, 129)}  # types of request and reply
 _ERRORS = {ICMP: (3, 4, 5, 11, 12), ICMP6: (1, 2, 3, 4)}  # types
+_DNS_PORT, _DNS_FLAGS, _DNS_ANSWER = 53, 0x0100, 0x8000  # recursion is desired
+_DNS_QUESTION = struct.pack(">HHHHBHH", 1, 0, 0, 0, 0, 2, 1)  # the name servers of the root, ". IN NS"
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PROBE = 10, 23, 3  # IP_PMTUDISC_PROBE: DF is set, a learned MTU ignored
 
 
@@ -77,6 +83,12 @@ class Sighting(NamedTuple):
     def is_for_another(self) -> bool:
         """Whether its frame has the MAC address of another interface."""
         return self.packet_type == OTHERHOST
+
+
+def new_token(protocol: int, port: int) -> int:
+    """Returns a random number for packets of a protocol to a port."""
+    number = int.from_bytes(os.urandom(4), "big")
+    return number & 0xFFFF0000 | _DNS_FLAGS if (protocol, port) == (UDP, _DNS_PORT) else number & 0x7FFFFFFF | 1
 
 
 class Tap:
@@ -193,6 +205,7 @@ def build_segment(probe: Probe) -> bytes:
         segment = struct.pack(">HHIIBBHHH", probe.source_port, probe.port, probe.token, 0, 5 << 4, _SYN, 64240, 0, 0)
         return _with_checksum(probe, segment, 16)
     if probe.protocol == UDP:
+        payload += _DNS_QUESTION if probe.port == _DNS_PORT and not probe.size else b""
         length = _TRANSPORT + len(payload)
         return _with_checksum(probe, struct.pack(">HHHH", probe.source_port, probe.port, length, 0) + payload, 6)
     kind = _ECHO[probe.protocol][0]
@@ -223,7 +236,7 @@ def _raw_program(version: int, token: int) -> list[Instruction]:
     if version == 4:
         return program
     return [
-        step._replace(operand=step.operand - _IPV6_HEADER) if step.code == bpf.LOAD_WORD else step
+        step._replace(operand=step.operand - _IPV6_HEADER) if step.code in (bpf.LOAD_WORD, bpf.LOAD_HALF) else step
         for step in program[1:]
     ]
 
@@ -234,10 +247,12 @@ def _program(version: int, tokens: Sequence[int]) -> list[Instruction]:
     places = ((_SEQUENCE, 0), (_TRANSPORT, 0), (_TRANSPORT, 1), (quoted + _SEQUENCE, 0), (quoted + _TRANSPORT, 0))
     comparisons: list[Instruction] = []
     load, start = (bpf.LOAD_WORD_AFTER_X, 0) if version == 4 else (bpf.LOAD_WORD, _IPV6_HEADER)
-    desired = [(place, (token + increment) & 0xFFFFFFFF) for place, increment in places for token in tokens]
-    for number, (place, value) in enumerate(desired):
+    desired = [(load, place, (token + increment) & 0xFFFFFFFF) for place, increment in places for token in tokens]
+    half = bpf.LOAD_HALF_AFTER_X if version == 4 else bpf.LOAD_HALF
+    desired += [(half, _TRANSPORT, token >> 16) for token in tokens if token & 0xFFFF == _DNS_FLAGS]
+    for number, (code, place, value) in enumerate(desired):
         left = 2 * (len(desired) - number - 1)
-        comparisons += [Instruction(load, 0, 0, start + place), Instruction(bpf.IF_EQUAL, left + 1, 0, value)]
+        comparisons += [Instruction(code, 0, 0, start + place), Instruction(bpf.IF_EQUAL, left + 1, 0, value)]
     return [
         Instruction(bpf.LOAD_HALF, 0, 0, bpf.ETHERTYPE_PROPERTY),
         Instruction(bpf.IF_EQUAL, 0, len(comparisons) + 1, _ETHERTYPES[version]),
@@ -300,7 +315,8 @@ def _kind(protocol: int, segment: bytes, tokens: frozenset[int]) -> str | None:
         return REQUEST if word in tokens and not segment[13] & _ACK else ANSWER
     token = int.from_bytes(segment[8:12], "big")
     if protocol == UDP:
-        return REQUEST if token in tokens else ANSWER if token - 1 in tokens else None
+        is_answer = token - 1 in tokens or (token & _DNS_ANSWER and token & 0xFFFF0000 | _DNS_FLAGS in tokens)
+        return REQUEST if token in tokens else ANSWER if is_answer else None
     if protocol in _ECHO and token in tokens:
         return {_ECHO[protocol][0]: REQUEST, _ECHO[protocol][1]: ANSWER}.get(segment[0])
     return ERROR if protocol in _ERRORS and segment[0] in _ERRORS[protocol] and _quotes(segment[8:], tokens) else None

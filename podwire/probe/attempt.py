@@ -1,14 +1,10 @@
-"""The attempts of a test beside exchanges and transfers: a query to a resolver, a search for duplicate addresses.
+"""The attempts of a test, and one beside exchanges and transfers: a search for duplicate addresses.
 
 All attempts have the same interface: `feed` until `is_done`, waiting for `descriptors` or `wait_s`.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import socket
-import struct
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -21,11 +17,7 @@ from kernel.packet_socket import PacketSocket, arp_filter, neighbour_advertiseme
 from kernel.rtnl import wait_readable
 from podwire.trace.place import Place
 
-_DNS_PORT = 53
-_ROOT_NAME_SERVERS = struct.pack(">BHH", 0, 2, 1)  # the question ". IN NS", which every resolver answers somehow
-_RECURSION_DESIRED = 0x0100
 _PROBES, _PROBE_INTERVAL_S = 2, 0.15
-_TRIES, _INTERVAL_S = 3, 0.4
 _HEADER_BYTES = 14  # of an Ethernet frame
 
 
@@ -59,64 +51,6 @@ def run_all(attempts: Sequence[Attempt]) -> None:
             return
         descriptors = [number for attempt in pending for number in attempt.descriptors]
         wait_readable(descriptors, max(0.0, min(attempt.wait_s for attempt in pending)) + 0.001)
-
-
-class Query:
-    """A DNS query for the name servers of the root, from a pod to one of its resolvers. A context manager."""
-
-    def __init__(self, source: Place, resolver: Address) -> None:
-        self.resolver = resolver
-        self.elapsed_s: float | None = None
-        self.error = 0
-        self.sent = 0
-        self._started_s = self._next_s = 0.0
-        self._id = os.urandom(2)
-        family = socket.AF_INET if resolver.version == 4 else socket.AF_INET6
-        kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-        self._socket = source.call(lambda: socket.socket(family, kind))
-
-    def __enter__(self) -> Query:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._socket.close()
-
-    @property
-    def descriptors(self) -> list[int]:
-        """The descriptor of the socket."""
-        return [self._socket.fileno()]
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the resolver answered, or time is up."""
-        return self.elapsed_s is not None or (self.sent >= _TRIES and time.monotonic() >= self._next_s)
-
-    @property
-    def wait_s(self) -> float:
-        """The seconds until the next try."""
-        return self._next_s - time.monotonic()
-
-    def feed(self) -> None:
-        """Sends the query if it is time, and reads the answer."""
-        now = time.monotonic()
-        self._started_s = self._started_s or now
-        if self.sent < _TRIES and now >= self._next_s:
-            self.sent += 1
-            self._next_s = now + _INTERVAL_S
-            try:
-                header = self._id + struct.pack(">HHHHH", _RECURSION_DESIRED, 1, 0, 0, 0)
-                self._socket.sendto(header + _ROOT_NAME_SERVERS, (str(self.resolver), _DNS_PORT))
-            except OSError as error:
-                self.error = error.errno or errno.EIO
-        try:
-            data = self._socket.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self.error = error.errno or errno.EIO
-            return
-        if data[:2] == self._id:
-            self.elapsed_s = time.monotonic() - self._started_s
 
 
 class DuplicateSearch:

@@ -16,7 +16,7 @@ from kernel.netfilter import conntrack_cleanup
 from kernel.packet_tap import PROTOCOLS
 from podwire.node.model import Pod, format_rate
 from podwire.probe import limits, paths
-from podwire.probe.attempt import Attempt, DuplicateSearch, Query, run_all
+from podwire.probe.attempt import Attempt, DuplicateSearch, run_all
 from podwire.probe.paths import DATAGRAM, DUPLICATE, QUERY, STREAM, Path
 from podwire.probe.transfer import PortInUseError, Stage, Transfer
 from podwire.trace import judge
@@ -212,8 +212,6 @@ def _open(path: Path, timeout_s: float, stack: ExitStack) -> Attempt | Result:
 
 
 def _attempt(path: Path, timeout_s: float, stack: ExitStack) -> Attempt:
-    if path.kind == QUERY:
-        return stack.enter_context(Query(path.source, path.destination))
     if path.kind == DUPLICATE:
         link = path.source.link(path.pod.attachment.ifname)
         if link is None:
@@ -233,7 +231,7 @@ def _attempt(path: Path, timeout_s: float, stack: ExitStack) -> Attempt:
     if path.kind == DATAGRAM and not flow.port:
         port = _PORT_MIN + int.from_bytes(os.urandom(2), "big") % _PORTS
         flow = flow._replace(port=port, target_port=port)
-    taps = path.port != 0  # at a published port, the node may answer instead of the pod
+    taps = path.port != 0 and path.kind != QUERY  # at a published port, the node may answer instead of the pod
     return stack.enter_context(Exchange(flow, taps=taps, tries=3, interval_s=timeout_s / 3))
 
 
@@ -243,11 +241,6 @@ def _result(path: Path, attempt: Attempt) -> Result:
             return _in_time(path, attempt.elapsed_s)
         reason = os.strerror(attempt.error) if attempt.error else attempt.stage.value
         return Result(path, State.LOST, None, reason)
-    if isinstance(attempt, Query):
-        if attempt.elapsed_s is None:
-            reason = os.strerror(attempt.error) if attempt.error else "the resolver does not answer"
-            return Result(path, State.LOST, None, reason)
-        return _in_time(path, attempt.elapsed_s, resent=attempt.sent > 1)
     if isinstance(attempt, DuplicateSearch):
         return _duplicate(path, attempt)
     if isinstance(attempt, Exchange):

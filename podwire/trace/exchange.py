@@ -29,6 +29,7 @@ from kernel.packet_tap import (
     Sender,
     Sighting,
     Tap,
+    new_token,
 )
 from kernel.rtnl import wait_readable
 from podwire.trace.place import NODE, Place
@@ -154,7 +155,7 @@ class Exchange:
         self.seen = Observation(flow)
         self.tries, self.interval_s = tries, interval_s
         self._stack = ExitStack()
-        self._token = int.from_bytes(os.urandom(4), "big") & 0x7FFFFFFF | 1
+        self._token = new_token(flow.protocol, flow.port)
         self._taps: list[tuple[Place, Tap]] = []
         self._tracers: list[tuple[Place, Tracer]] = []
         self._server: socket.socket | None = None
