@@ -5,6 +5,7 @@ All attempts have the same interface: `feed` until `is_done`, waiting for `descr
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -59,6 +60,7 @@ class DuplicateSearch:
     def __init__(self, source: Place, link: Link, address: Address) -> None:
         self.address = address
         self.other_mac = ""
+        self.error = 0
         self.sent = 0
         self._mac = link.mac_bytes
         self._next_s = 0.0
@@ -79,8 +81,8 @@ class DuplicateSearch:
 
     @property
     def is_done(self) -> bool:
-        """Whether another machine answered, or time is up."""
-        return bool(self.other_mac) or (self.sent >= _PROBES and time.monotonic() >= self._next_s)
+        """Whether another machine answered, the kernel refused a probe, or time is up."""
+        return bool(self.other_mac or self.error) or (self.sent >= _PROBES and time.monotonic() >= self._next_s)
 
     @property
     def wait_s(self) -> float:
@@ -89,6 +91,12 @@ class DuplicateSearch:
 
     def feed(self) -> None:
         """Sends a probe if it is time, and reads answers."""
+        try:
+            self._continue()
+        except OSError as error:  # the interface is down
+            self.error = error.errno or errno.EIO
+
+    def _continue(self) -> None:
         if self.sent < _PROBES and time.monotonic() >= self._next_s:
             self.sent += 1
             self._next_s = time.monotonic() + _PROBE_INTERVAL_S

@@ -263,6 +263,8 @@ def _in_time(path: Path, elapsed_s: float, *, resent: bool = False, detail: str 
 
 
 def _duplicate(path: Path, search: DuplicateSearch) -> Result:
+    if search.error:
+        return Result(path, State.LOST, None, f"cannot send: {os.strerror(search.error)}")
     if not search.other_mac:
         return Result(path, State.OK)
     text = f"another machine with the MAC address {search.other_mac} has the address {search.address}"

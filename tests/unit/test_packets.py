@@ -189,7 +189,7 @@ def test_name_servers():
 def test_other_machine_can_be_looked_up():
     """The suspect of an address that is used twice has a command with the other machine's MAC address."""
     path: Any = SimpleNamespace(source=Place(NODE, "node"))
-    search: Any = SimpleNamespace(other_mac="02:00:00:00:00:66", address=SOURCE)
+    search: Any = SimpleNamespace(error=0, other_mac="02:00:00:00:00:66", address=SOURCE)
     suspect = run._duplicate(path, search).suspect
     assert suspect is not None
     assert search.other_mac in suspect.look
