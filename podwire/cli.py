@@ -43,8 +43,8 @@ def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugin
         used: argparse.ArgumentParser = getattr(options, "parser", top)
         used.error(one_line(f"unrecognized: {' '.join(unknown)}{_guess(used, unknown)}; see {used.prog} --help"))
     command: Command | None = getattr(options, "command", None)
-    if command is None:
-        top.print_help(sys.stderr)
+    if command is None or getattr(options, "subcommand", command) is None:
+        getattr(options, "parser", top).print_help(sys.stderr)
         return Status.USAGE
     out = Output(
         stdout, getattr(options, "json", False), _is_coloured(options.color, env, stdout), get_width(env, stdout)

@@ -270,7 +270,8 @@ def _of_container(every: list[Reservation], requested: str) -> list[Reservation]
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    parser.set_defaults(subcommand=None)
     _add(commands, "list", "the addresses in use", _LIST, _list)
     verify = _add(commands, "verify", "compare the reservations with running containers", _VERIFY, _verify)
     verify.add_argument("--cluster", action="store_true", help="compare the blocks and nodes of the cluster's pools")

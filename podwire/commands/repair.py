@@ -185,7 +185,8 @@ def _sum_up(out: Output, outcomes: list[Outcome], unread: list[str], options: Na
         where = f" of network {options.network}" if options.network else ""
         out.print(f"no attachments{where} in {options.cache_dir}/results")
         return
-    summary = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
+    counts_in_words = Counter(_STATES[state].text.partition(":")[0].lower() for state in counts.elements())
+    summary = ", ".join(f"{number} {words}" for words, number in sorted(counts_in_words.items()))
     out.print(f"{plural(len(outcomes), 'attachment')}: {summary}")
 
 

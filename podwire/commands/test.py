@@ -24,6 +24,7 @@ from podwire.command import (
 )
 from podwire.commands.trace import print_suspect
 from podwire.node.inspection import read_snapshot
+from podwire.node.model import Pod
 from podwire.node.records import Directories
 from podwire.output import Cell, Output, plural
 from podwire.probe.run import Result, State, test_limits, test_pods
@@ -33,6 +34,7 @@ from process import signals
 
 _STYLES = {State.OK: "good", State.LOST: "bad", State.SLOW: "warning", State.WRONG: "bad"}
 _TIMEOUT_S = 1.0
+_TITLE, _WAY = 21, 41  # the widths of columns; IPv6 needs more
 _DESCRIPTION = """\
 Sends real packets on the paths of pods, from inside their network namespaces, and prints a line for each path: ok, lost
 or slow. Below a lost one is the first suspect, found by a trace of the same packet (`podwire trace`).
@@ -99,6 +101,7 @@ def _round(context: Context, options: Namespace) -> Status:
     snapshot = read_snapshot(Directories(conf_dir(context, options), options.cache_dir), rules=False)
     unseen = [*snapshot.records.unread, *snapshot.kernel.unseen]
     results: list[Result] = []
+    previous: Pod | None = None
     with Topology(snapshot) as topology, ExitStack() as stack:
         names = [*options.pods, *options.pod]
         pods = [pod for name in names for pod in topology.attachments(name)] if names else list(topology.pods)
@@ -108,7 +111,8 @@ def _round(context: Context, options: Namespace) -> Status:
             results.append(result)
             context.progress.clear()
             if not context.out.as_json and (options.every is None or result.state is not State.OK):
-                _print(result, context.out)
+                _print(result, previous, context.out)
+                previous = result.path.pod
             context.progress.show(f"{plural(len(results), 'path')} tested")
         context.progress.clear()
     bad = any(result.state.is_bad for result in results)
@@ -120,14 +124,18 @@ def _round(context: Context, options: Namespace) -> Status:
     return exit_status(wrong=bad, complete=not unseen)
 
 
-def _print(result: Result, out: Output) -> None:
+def _print(result: Result, previous: Pod | None, out: Output) -> None:
+    """Prints a line for a path, below the name of its pod if the line above is of another one."""
     path = result.path
+    if path.pod != previous:
+        out.print(Cell(name_of(path.pod), "bold"))
     time_text = "" if result.ms is None else f"{result.ms:.1f} ms"
-    detail = f"({result.detail})" if result.detail else ""
-    words = [name_of(path.pod), f"{path.name} {path.kind}", str(path), time_text, detail]
-    out.print(Cell(f"{result.state:<4}", _STYLES[result.state]), *(word for word in words if word))
+    words = [f"{path.title:<{_TITLE}}", f"{path.way:<{_WAY}}", time_text]
+    out.print(
+        Cell(f"{result.state:<5}", _STYLES[result.state]), *words, *([f"({result.detail})"] if result.detail else ())
+    )
     if result.suspect:
-        print_suspect(result.suspect, out, "     ")
+        print_suspect(result.suspect, out, " " * 6)
 
 
 def _print_summary(out: Output, results: list[Result], pods: int, unseen: Iterable[str], *, timed: bool) -> None:

@@ -180,4 +180,4 @@ def _key(chain: FilterChain, rule: FilterRule | None) -> RuleKey:
 
 
 def _text(path: Path) -> str:
-    return f"{name_of(path.pod)} {path.name} {path.kind} {path}"
+    return f"{name_of(path.pod)} {path.title} {path.way}"

@@ -47,11 +47,11 @@ _MIN_SIMILARITY = 0.75  # as difflib measures it: 1 for equal words
 
 
 def nearest(word: str, words: Collection[str]) -> str:
-    """Returns the most similar of `words`, "" if none is similar enough."""
+    """Returns the most similar of `words`, one with the same letters first ("lnit"); "" if none is similar enough."""
     by_folded = {item.casefold(): item for item in words}
-    close = get_close_matches(word.casefold(), by_folded, n=1, cutoff=_MIN_SIMILARITY)
+    close = get_close_matches(word.casefold(), by_folded, cutoff=_MIN_SIMILARITY)
     if close:
-        return by_folded[close[0]]
+        return by_folded[min(close, key=lambda item: sorted(item) != sorted(word.casefold()))]
     # Letters missing at the end: "hairpin", "isolat".
     longer = [item for item in words if len(word) > 3 and item.casefold().startswith(word.casefold())]
     return longer[0] if len(longer) == 1 else ""

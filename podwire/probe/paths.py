@@ -51,9 +51,17 @@ class Path(NamedTuple):
             self.source, self.source_address, self.destination, protocol, self.port, self.target, self.target_port
         )
 
-    def __str__(self) -> str:
+    @property
+    def title(self) -> str:
+        """The name and the protocol, which is the name itself for some."""
+        return self.name if self.name == self.kind else f"{self.name} {self.kind}"
+
+    @property
+    def way(self) -> str:
+        """The addresses, the port, and the pod at the other end of "pod-to-pod"."""
         port = f" port {self.port}" if self.port else ""
-        return f"{self.source_address} > {self.destination}{port}"
+        other = f" ({self.target.name})" if self.name == "pod-to-pod" and self.target else ""
+        return f"{self.source_address} > {self.destination}{port}{other}"
 
 
 def list_paths(
