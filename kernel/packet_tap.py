@@ -244,12 +244,15 @@ def _raw_program(version: int, token: int) -> list[Instruction]:
 def _program(version: int, tokens: Sequence[int]) -> list[Instruction]:
     """Returns the program: packets of the IP version with a token at one of its places; the data begins with IP."""
     quoted = _TRANSPORT + (20 if version == 4 else _IPV6_HEADER)
-    places = ((_SEQUENCE, 0), (_TRANSPORT, 0), (_TRANSPORT, 1), (quoted + _SEQUENCE, 0), (quoted + _TRANSPORT, 0))
-    comparisons: list[Instruction] = []
     load, start = (bpf.LOAD_WORD_AFTER_X, 0) if version == 4 else (bpf.LOAD_WORD, _IPV6_HEADER)
-    desired = [(load, place, (token + increment) & 0xFFFFFFFF) for place, increment in places for token in tokens]
     half = bpf.LOAD_HALF_AFTER_X if version == 4 else bpf.LOAD_HALF
-    desired += [(half, _TRANSPORT, token >> 16) for token in tokens if token & 0xFFFF == _DNS_FLAGS]
+    places = [(load, place, token) for place in (_SEQUENCE, _TRANSPORT) for token in tokens]
+    places += [(load, _TRANSPORT, token + 1) for token in tokens]
+    places += [(half, _TRANSPORT, token >> 16) for token in tokens if token & 0xFFFF == _DNS_FLAGS]
+    # The last ones: to load what is behind the packet's end refuses it.
+    places += [(load, quoted + place, token) for place in (_SEQUENCE, _TRANSPORT) for token in tokens]
+    desired = [(code, place, value & 0xFFFFFFFF) for code, place, value in places]
+    comparisons: list[Instruction] = []
     for number, (code, place, value) in enumerate(desired):
         left = 2 * (len(desired) - number - 1)
         comparisons += [Instruction(code, 0, 0, start + place), Instruction(bpf.IF_EQUAL, left + 1, 0, value)]

@@ -2,13 +2,15 @@
 
 import json
 import signal
+import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support import netstate
+from tests.support import netstate, sockets
 from tests.support.machine import eventually
 from tests.support.namespaces import Namespace
 from tests.support.packet_node import PacketNode
@@ -102,7 +104,7 @@ def test_stale_flow(node, pods):
 
 
 def test_resolver(node, pods, tmp_path):
-    """The resolvers of a pod's resolv.conf are asked; one that does not answer is lost."""
+    """The resolvers of a pod's resolv.conf are asked; one that does not answer is lost, one that refuses is not."""
     (tmp_path / "resolv.conf").write_text("search example\nnameserver 192.0.2.2\n")
     script = f"mount --make-rprivate /; mount --bind {tmp_path}/resolv.conf /etc/resolv.conf; exec sleep 60"
     with pods[1].entered():
@@ -111,11 +113,21 @@ def test_resolver(node, pods, tmp_path):
     try:
         assert eventually(lambda: "192.0.2.2" in resolvers.read_text(), within_s=50)
         (path,) = [one for one in node.test(pods[1].name)["paths"] if one["path"] == "dns"]
+        with sockets.open_socket(node.client, "udp", "192.0.2.2", 53) as server:
+            threading.Thread(target=_refuse, args=(server,)).start()
+            (refused,) = [one for one in node.test(pods[1].name)["paths"] if one["path"] == "dns"]
     finally:
         process.kill()
         process.wait()
     assert (path["state"], path["destination"]) == ("lost", "192.0.2.2")
     assert path["suspect"]["name"] == "no-answer", path
+    assert refused["state"] in _WHOLE, refused
+
+
+def _refuse(server: socket.socket) -> None:
+    """Answers one query with REFUSED and nothing else, the shortest answer (RFC 1035)."""
+    query, client = server.recvfrom(512)
+    server.sendto(query[:2] + b"\x81\x05" + query[4:], client)
 
 
 @pytest.mark.needs("ifb", "tbf")

@@ -31,6 +31,7 @@ class PacketNode(DoctorNode):
 
     def __init__(self, host: Namespace, directory: Path, client: Namespace | None = None) -> None:
         super().__init__(host, directory)
+        self.client = client
         disable_dad(host)
         if client is not None:
             disable_dad(client)
