@@ -16,7 +16,7 @@ from cni.errors import CniError
 from podwire.table import Cell, lay_out, wrap
 from process.stderr import one_line
 
-__all__ = ["Cell", "Output", "Progress", "Text", "plural", "print_error"]
+__all__ = ["Cell", "Output", "Progress", "Text", "plural", "print_error", "span"]
 
 # SGR parameters (ECMA-48).
 _STYLES = {"good": "32", "bad": "31", "warning": "33", "bold": "1", "dim": "2"}
@@ -122,6 +122,11 @@ def plural(number: int, noun: str) -> str:
     """Returns a number with its noun: "1 file", "2 files", "2 addresses"."""
     ending = "es" if noun.endswith("s") else "s"
     return f"{number} {noun}{'' if number == 1 else ending}"
+
+
+def span(texts: Sequence[str]) -> str:
+    """Returns the first and the last of sorted texts: "0.1.0 to 1.1.0"."""
+    return f"{texts[0]} to {texts[-1]}" if len(texts) > 1 else "".join(texts)
 
 
 def _in_json(char: str) -> str:

@@ -61,6 +61,11 @@ def lay_out(
             if not any(row[number].style == "bad" for row in rows):
                 columns.remove(number)
                 left_out.append(header)
+        for header in reversed(left_out):  # a column that left before a wider one may fit again
+            number = headers.index(header)
+            if _total(widths[each] for each in (*columns, number)) <= width:
+                columns = sorted([*columns, number])
+                left_out.remove(header)
     shown_headers = [headers[number] for number in columns]
     shown_rows = [[row[number] for number in columns] for row in rows]
     fitting = _shrink(shown_headers if with_headers else [""] * len(columns), shown_rows, width)

@@ -27,6 +27,8 @@ from kernel import boot
 from process.undo import Undo
 from process.values import dataclass
 
+_LARGE = 2**32
+
 # After this many reserved addresses in a row, the search lists the directory once instead of testing each address:
 # listing 100,000 files takes as long as 1000 tests.
 _MAX_TESTS = 1000
@@ -105,6 +107,11 @@ def exhaustion_error(
     return CniError(Code.PLUGIN_NOT_AVAILABLE, f"{_exhausted_text(range_set)}: {usage}", _hint(store.directory))
 
 
+def format_size(addresses: int) -> str:
+    """Returns a number of addresses, as a power of two if it is too long to be read."""
+    return str(addresses) if addresses < _LARGE else f"2^{addresses.bit_length()}"
+
+
 @dataclass(frozen=True)
 class Usage:
     """The numbers of a range set: all addresses, those in use, those used by containers that are no longer running."""
@@ -114,7 +121,8 @@ class Usage:
     stale: int
 
     def __str__(self) -> str:
-        return f"{self.in_use} of {self.size} in use, {self.stale} of them by containers that are no longer running"
+        used = f"{self.in_use} of {format_size(self.size)} in use"
+        return f"{used}, {self.stale} of them by containers that are no longer running"
 
     @classmethod
     def count(cls, range_set: RangeSet, owners: Owners, cache: ResultCache) -> Usage:

@@ -181,8 +181,8 @@ def _name(pod: Pod) -> str:
 
 
 def _rate_text(bits: float | None) -> str:
-    """Returns a rate of three digits: "1.25Mbit/s", one word for a table."""
-    return "-" if bits is None else format_rate(_rounded(bits)).replace(" ", "")
+    """Returns a rate of three digits: "1.25 Mbit/s"."""
+    return "-" if bits is None else format_rate(_rounded(bits))
 
 
 def _rounded(number: float) -> int:

@@ -14,7 +14,7 @@ from cni.errors import CniError, Code
 from podwire import networks
 from podwire.command import Command, Context, Status, bin_dirs, conf_dir
 from podwire.commands.attachment_options import add_options
-from podwire.output import Cell, Text
+from podwire.output import Cell, Text, span
 from podwire.verbs import origin
 from podwire.verbs.invoke import Call, Pod, environment, execute
 
@@ -41,9 +41,9 @@ def supported_versions(answer: object) -> list[str]:
 
 
 def _row(report: Mapping[str, object]) -> tuple[Text, ...]:
-    listed = report["versions"]
+    listed = report["versions"] if isinstance(report["versions"], list) else []
     end: Text = Cell(str(report["error"]), "bad") if "error" in report else str(report["program"])
-    return (str(report["plugin"]), str(report["file"]), " ".join(listed) if isinstance(listed, list) else "", end)
+    return (str(report["plugin"]), str(report["file"]), span(listed), end)
 
 
 def _plugins_in_use(directory: str) -> list[str]:

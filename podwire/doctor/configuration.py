@@ -115,7 +115,8 @@ def _files(node: Node) -> Iterator[Finding]:
         state = "it does not exist" if not os.path.isdir(node.conf_dir) else "it has no usable configuration"
         yield _NONE.finding(node.conf_dir, state, _suggest_network(node))
     elif usable[0].network:
-        text = f"Kubernetes' runtimes use this file, the first of {len(node.files)}: network {usable[0].network.name}"
+        position = f"the first of {len(node.files)}" if len(node.files) > 1 else "the only one"
+        text = f"Kubernetes' runtimes use this file, {position}: network {usable[0].network.name}"
         yield ok_finding("files", usable[0].path, text)
 
 

@@ -25,6 +25,7 @@ from podwire.doctor.gateways import ipv6_of
 from podwire.doctor.node import Node, types_of
 from podwire.doctor.run import Run
 from podwire.networks import Network
+from podwire.output import span
 from process import child
 from process.child import Command
 
@@ -110,8 +111,8 @@ def _program(node: Node, kind: str, user: str, programs: _Programs) -> Finding:
     except CniError as error:
         return _BROKEN.finding(kind, f"{path} {error.msg}", again)
     programs.versions[kind] = known
-    span = f"{known[0]} to {known[-1]}" if len(known) > 1 else "".join(known)
-    return ok_finding("programs", path, f"starts in {(time.perf_counter() - start) * 1000:.1f} ms, supports {span}")
+    took = f"starts in {(time.perf_counter() - start) * 1000:.1f} ms"
+    return ok_finding("programs", path, f"{took}, supports {span(known)}")
 
 
 def _known_versions(path: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cni.conf import Attachment
+from ipam.host_local.allocator import format_size
 
 NO_ATTACHMENT = Attachment("", "")
 _PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}  # IPPROTO_*
@@ -143,6 +144,9 @@ class Range:
     addresses: str
     size: int
     in_use: int
+
+    def __str__(self) -> str:
+        return f"{self.addresses}: {self.in_use} of {format_size(self.size)} in use"
 
     def to_json(self) -> dict[str, object]:
         """Returns this object's part of the JSON document."""

@@ -143,7 +143,7 @@ def _legend(picture: _Picture, y: int) -> int:
 def _networks(node: Node) -> Iterator[str]:
     """Yields a line for each network and its ranges."""
     for item in node.networks:
-        ranges = ", ".join(f"{each.addresses}: {each.in_use} of {each.size} in use" for each in item.ranges)
+        ranges = ", ".join(map(str, item.ranges))
         plugins = f" ({' '.join(item.plugins)})" if item.plugins else ""
         text = (
             f"network {item.name or item.file}{plugins}: {item.attachments} attached{f'; {ranges}' if ranges else ''}"

@@ -109,7 +109,7 @@ def _findings(findings: Sequence[Finding]) -> str:
 def _networks(node: Node) -> str:
     rows = []
     for item in node.networks:
-        ranges = ", ".join(f"{each.addresses}: {each.in_use} of {each.size} in use" for each in item.ranges)
+        ranges = ", ".join(map(str, item.ranges))
         cells = (item.name, item.file, " ".join(item.plugins), " ".join(item.bridges), str(item.attachments), ranges)
         rows.append(_row("td", (*cells, item.problem)))
     headers = _row("th", ("network", "file", "plugins", "bridge", "attached", "ranges", ""))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ipam.host_local.allocator import format_size
 from podwire.node.model import Leak, Node, NodeNetwork, Pod, State, format_rate, short_id
 from podwire.output import Cell, Output, Text, plural
 from podwire.views.selection import FINE, lacks_rules
 
-_LARGE = 2**32
 _HEADERS = ("NETWORK", "CONTAINER", "POD", "INTERFACE", "HOST", "ADDRESSES", "HOST PORTS", "LIMITS", "STATE")
 # Columns that a narrow terminal may lack, in this order; a container is identified by its pod, if that is known.
 _OPTIONAL = ("INTERFACE", "HOST", "LIMITS", "CONTAINER", "HOST PORTS")
@@ -83,7 +83,7 @@ def _in_use(in_use: int, size: int, addresses: str) -> list[Text]:
     full = in_use >= size
     return [
         addresses,
-        Cell(f"{in_use} of {size if size < _LARGE else f'2^{size.bit_length()}'}", "bad" if full else ""),
+        Cell(f"{in_use} of {format_size(size)}", "bad" if full else ""),
     ]
 
 

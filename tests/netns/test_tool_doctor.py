@@ -95,7 +95,7 @@ def test_all_prints_checks_that_pass(node, sandbox):
     plugin = r"^ok plugins: \S+/bridge: starts in [\d.]+ ms, supports 0\.1\.0 to 1\.1\.0$"
     chains = r"^ok packet filter: \d+ chains read: .*no rule or policy takes the pods' packets$"
     assert all(re.search(line, done.stdout, re.M) for line in (plugin, chains)), done
-    assert "use this file, the first of 1: network podwire-podman" in done.stdout
+    assert "use this file, the only one: network podwire-podman" in done.stdout
 
 
 def test_network_argument_limits_the_checks(node):

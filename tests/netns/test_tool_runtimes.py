@@ -96,7 +96,7 @@ def test_attachment_that_cannot_be_repaired_is_a_failure(node, sandbox):
     done = node.tool("repair", "--settle", "0", directories=False)
     assert done.status == 1, done
     assert "NOT REPAIRED" in done.stdout
-    assert done.stdout.endswith("1 attachment: 1 unknown\n")
+    assert done.stdout.endswith("1 attachment: 1 not repaired\n")
 
 
 def test_names_are_complete_and_large_ranges_abbreviated(host, tmp_path, sandbox):

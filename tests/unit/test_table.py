@@ -45,6 +45,7 @@ def test_optional_columns_are_left_out_first():
     layout = lay_out(HEADERS, cells, 90, optional=("CONTAINER", "NETWORK"))
     assert layout.left_out == ("CONTAINER",)
     assert lay_out(HEADERS, cells, 80, optional=("CONTAINER", "NETWORK")).left_out == ("CONTAINER", "NETWORK")
+    assert lay_out(HEADERS, cells, 80, optional=("NETWORK", "ADDRESSES")).left_out == ("ADDRESSES",)  # which is enough
     assert lay_out(HEADERS, cells, 200, optional=("CONTAINER", "NETWORK")).left_out == ()
 
 
