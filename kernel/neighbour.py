@@ -74,6 +74,11 @@ class Entry(NamedTuple):
         return bool(self.state & NUD_PERMANENT)
 
     @property
+    def is_without_arp(self) -> bool:
+        """Whether the interface does not ask: ARP is off there."""
+        return bool(self.state & _NUD_NOARP)
+
+    @property
     def is_failed(self) -> bool:
         """Whether the neighbour did not answer."""
         return bool(self.state & _NUD_FAILED)

@@ -227,12 +227,13 @@ def list_shaper_roots(socket: Socket) -> dict[int, Qdisc]:
     return by_index
 
 
-def list_kinds(socket: Socket) -> dict[int, list[str]]:
-    """Returns the kinds of the qdiscs of each interface, by ifindex; raises KernelError."""
-    kinds: dict[int, list[str]] = {}
+def list_qdiscs(socket: Socket) -> dict[int, list[Qdisc]]:
+    """Returns the qdiscs of each interface, by ifindex; raises KernelError."""
+    qdiscs: dict[int, list[Qdisc]] = {}
     for message in socket.dump(Request("list the qdiscs", QdiscMessage, RTM_GETQDISC, NLM_F_DUMP)):
-        kinds.setdefault(message["index"], []).append(message.get_attr("TCA_KIND") or "")
-    return kinds
+        if qdisc := qdisc_from_answer(message):
+            qdiscs.setdefault(message["index"], []).append(qdisc)
+    return qdiscs
 
 
 def list_dropping_filters(socket: Socket, index: int, parent: int) -> list[str]:

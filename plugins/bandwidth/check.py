@@ -52,7 +52,9 @@ def check_egress(
     `roots` contains root qdiscs that were already read, by ifindex. Raises CniError(999), KernelError.
     """
     if not limits.ifbs:
-        raise internal("get ifb device: Link not found", f"packets that the pod sends are not limited; {RECREATE_HINT}")
+        raise internal(
+            "get ifb device: Link not found", f"packets that the pod sends are not limited, or lost; {RECREATE_HINT}"
+        )
     (ifb, *_) = limits.ifbs
     _check_rules("sends", subnets.egress_rules(ifb.index), [item for item in limits.filters if item.rule])
     problem = _redirect_problem(limits.filters, ifb)

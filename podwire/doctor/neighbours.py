@@ -70,7 +70,7 @@ def _entries(node: Node) -> Iterator[Finding]:
         if entry.is_proxy:
             text = f'the host answers for {entry.address} on "{pod.gate.name}"'
             yield _PROXY.finding(subject, text, Run(f"ip neigh del proxy {where}"))
-        elif entry.mac and pod.mac_bytes and entry.mac != pod.mac_bytes:
+        elif entry.mac and pod.mac_bytes and entry.mac != pod.mac_bytes and not entry.is_without_arp:
             how = "was set to" if entry.is_permanent else "was learned as"
             text = f'{entry.address} on "{pod.gate.name}" {how} {format_mac(entry.mac)}, but the pod has {pod.mac}'
             fix = duplicate_advice(node, pod, entry) or Run(f"ip neigh del {where}")

@@ -5,7 +5,7 @@ Nothing here changes anything. A part that cannot be read raises its error when 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from types import TracebackType
@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 
 from cni.address import Address
 from cni.errors import CniError
-from kernel import address, device, neighbour, sockets_table, sysctl
+from kernel import address, device, neighbour, sockets_table, sysctl, traffic
 from kernel.address import AssignedAddress
 from kernel.bridge_state import LinkSettings, read_link_settings
 from kernel.fib import FibRoute
@@ -23,6 +23,7 @@ from kernel.netfilter.ruleset import Ruleset, read_ruleset
 from kernel.netns import Netns, entered
 from kernel.rtnl import Socket
 from kernel.sockets_table import Listener
+from kernel.traffic import Qdisc
 from podwire.predictions import routing
 from podwire.predictions.routing import Choice, Fib
 
@@ -134,6 +135,11 @@ class NetworkFacts:
     def link_settings(self) -> LinkSettings:
         """The settings of bridges and their ports."""
         return read_link_settings(self.socket)
+
+    @cached_property
+    def qdiscs(self) -> Mapping[int, Sequence[Qdisc]]:
+        """The queueing disciplines by interface index."""
+        return traffic.list_qdiscs(self.socket)
 
     @cached_property
     def neighbours(self) -> tuple[neighbour.Entry, ...]:

@@ -313,11 +313,12 @@ def _trace(topology: Topology, result: Result, ended: Attempt | None) -> Result:
         trace = tracing.run(topology, flow, tries=1, interval_s=0.3)
     except (CniError, OSError) as error:
         return result._replace(detail=f"{result.detail}; it could not be traced: {error}")
-    if trace.suspect is None and path.kind == QUERY:
+    if trace.suspect is None and path.kind == QUERY and trace.outcome is not judge.Outcome.ANSWERED:
         text = f"packets reach {path.destination} port 53, but no DNS server answers there ({trace.outcome})"
         return result._replace(suspect=Suspect("no-answer", str(path.destination), text, str(path.destination)))
     if trace.suspect is None:
-        return result._replace(detail=f"{result.detail}; a packet that was sent later arrived")
+        lossy = next(judge.obstacle_suspects(topology, flow), None)
+        return result._replace(detail=f"{result.detail}; a packet that was sent later arrived", suspect=lossy)
     suspect = trace.suspect
     if suspect.name == "rule" and any(place and place.kind == EXTERNAL for place in (path.source, path.target)):
         suspect = suspect._replace(text=f"{suspect.text}; {_OTHER_UPLINK}")

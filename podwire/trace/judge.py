@@ -13,8 +13,9 @@ from enum import StrEnum
 from cni.address import Address
 from kernel.fib import packet_to
 from kernel.packet_tap import ANSWER, ERROR, REFUSAL, REQUEST, TCP, UDP, Sighting
+from podwire.predictions.obstacles import PROGRAM, list_obstacles
 from podwire.trace import layer3, legs
-from podwire.trace.exchange import Observation
+from podwire.trace.exchange import Flow, Observation
 from podwire.trace.legs import Leg
 from podwire.trace.place import EXTERNAL, NODE
 from podwire.trace.rules import MetRule
@@ -24,6 +25,7 @@ from podwire.trace.topology import PodPlace, Topology
 _ANSWERS = (ANSWER, REFUSAL)
 _PORT_UNREACHABLE = ((3, 3), (1, 4))  # ICMP, ICMPv6
 _TOO_BIG = ((3, 4), (2, 0))
+_VAGUE = ("neighbour-unanswered",)  # a suspect that an interface on the way may explain
 
 
 class Outcome(StrEnum):
@@ -61,9 +63,18 @@ def find_suspect(
     """Returns the first suspect for a lost packet; `rule` dropped it, `translating` rules changed its addresses."""
     if rule is not None:
         return of_rule(rule)
-    for suspect in _suspects(topology, seen, translating):
-        return suspect
-    return _unexplained(topology, seen)
+    first = next(_suspects(topology, seen, translating), None)
+    if first is None or first.name in _VAGUE:
+        first = next(obstacle_suspects(topology, seen.flow), first)
+    return first or _unexplained(topology, seen)
+
+
+def obstacle_suspects(topology: Topology, flow: Flow) -> Iterator[Suspect]:
+    """Yields what the interfaces on the way do to every packet, first what certainly loses some."""
+    on_way = [(place, link) for place, link in legs.list_links(topology, flow) if link]
+    found = [(place, link, one) for place, link in on_way for one in list_obstacles(place, link)]
+    for place, link, one in sorted(found, key=lambda item: item[2].name == PROGRAM):
+        yield Suspect(one.name, place.name, f"{link.name}: {one.text}", link.name, look=one.look)
 
 
 def _suspects(topology: Topology, seen: Observation, met: Sequence[MetRule]) -> Iterator[Suspect]:

@@ -121,7 +121,7 @@ def neighbour_suspects(topology: Topology, place: Place, index: int, next_hop: A
         where = f", which {owner.name} has on {truth.name}" if owner and truth else ": no host of the network has it"
         text = f"no answer to the question for the MAC address of {next_hop} on {name}{where}"
         yield Suspect("neighbour-unanswered", place.name, text, str(next_hop), look=look)
-    elif owner and truth and not any(_has_mac(link, entry.mac) for link in links):
+    elif owner and truth and not entry.is_without_arp and not any(_has_mac(link, entry.mac) for link in links):
         kind = "static" if entry.is_permanent else "learned"
         text = (
             f"the {kind} neighbour entry of {next_hop} on {name} is {format_mac(entry.mac)}, but {owner.name} has "

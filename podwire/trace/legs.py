@@ -11,7 +11,7 @@ from kernel.link import Link
 from kernel.netfilter.packet import Packet
 from kernel.packet_tap import REQUEST, Sighting
 from podwire.trace import layer2, layer3
-from podwire.trace.exchange import Observation
+from podwire.trace.exchange import Flow, Observation
 from podwire.trace.place import EXTERNAL, Place
 from podwire.trace.suspect import Suspect
 from podwire.trace.topology import PodPlace, Topology
@@ -175,6 +175,19 @@ def _end_suspects(leg: Leg) -> Iterator[Suspect]:
     for link in end.links:
         if link.name == _interface(end):
             yield from layer3.mtu_suspects(end, link, leg.seen.flow.size)
+
+
+def list_links(topology: Topology, flow: Flow) -> Iterator[tuple[Place, Link | None]]:
+    """Yields the interfaces on a flow's way: in each pod, its host veth and bridge, and the node's uplink."""
+    node = topology.node
+    for place in (flow.source, flow.target):
+        if isinstance(place, PodPlace):
+            yield place, place.link(_interface(place))
+        veth = _host_veth(topology, place)
+        yield node, veth
+        yield node, node.link_of(veth.master) if veth else None
+    if flow.target is None:
+        yield node, node.link_of(node.route(packet_to(flow.destination)).ifindex)
 
 
 def missing_address(place: Place, address: Address) -> Iterator[Suspect]:

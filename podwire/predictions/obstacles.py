@@ -1,0 +1,90 @@
+"""What at an interface loses packets, whoever sends them: queues, filters, programs, no ARP, a bridge's missing entry.
+
+doctor reports it of every interface on the pods' way, trace of those on the way of a lost packet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from shlex import quote
+from typing import NamedTuple
+
+from cni.address import parse_mac
+from kernel import ebpf, traffic
+from kernel.link import IFF_NOARP, Link
+from kernel.traffic import Qdisc
+from podwire.facts.network import NetworkFacts
+from podwire.node.model import format_rate
+
+QUEUE, FILTER, PROGRAM = "queue-loses-packets", "traffic-filter-drops", "traffic-program"
+ARP_OFF, NO_ENTRY = "arp-off", "bridge-entry-missing"
+_LOSING = {"netem": "delays, loses or reorders packets", "plug": "holds packets back", "blackhole": "drops all packets"}
+_SLOW = 1_000_000  # bits/s: a page of the web takes more than ten seconds
+_INGRESS, _EGRESS = 0xFFFFFFF2, 0xFFFFFFF3  # TC_H_MIN_INGRESS and _EGRESS of clsact
+
+
+class Obstacle(NamedTuple):
+    """An obstacle at an interface: `name` is that of doctor's fault.
+
+    `command` removes it from an interface of podwire's, "" if nothing is known to be safe; `look` shows it.
+    """
+
+    name: str
+    text: str
+    look: str
+    command: str = ""
+    advice: str = ""
+
+
+def list_obstacles(facts: NetworkFacts, link: Link) -> Iterator[Obstacle]:
+    """Yields the obstacles at an interface, first those that certainly lose packets; raises KernelError."""
+    name = quote(link.name)
+    if link.flags & IFF_NOARP and link.kind in ("bridge", "veth"):
+        text = "ARP is off: nobody on it learns the MAC address of another"
+        yield Obstacle(ARP_OFF, text, f"ip link show {name}", f"ip link set {name} arp on")
+    if link.kind == "bridge" and not _has_entry(facts, link):
+        text = f"its forwarding database lacks its MAC address {link.mac}: frames to the node are not delivered"
+        yield Obstacle(NO_ENTRY, text, f"bridge fdb show br {name}", f"bridge fdb add {link.mac} dev {name} self")
+    qdiscs = facts.qdiscs.get(link.index, [])
+    yield from (obstacle for qdisc in qdiscs if (obstacle := _queue(link, qdisc)))
+    yield from _filters(facts, link, {qdisc.kind for qdisc in qdiscs})
+    if link.index in facts.link_settings.with_xdp:
+        advice = f"if no program needs it: ip link set {name} xdp off"
+        yield Obstacle(PROGRAM, "an XDP program is attached to it", f"ip link show {name}", advice=advice)
+    for direction in facts.call(lambda: ebpf.list_tcx_directions(link.index)):
+        look = f"bpftool net show dev {name}"
+        yield Obstacle(PROGRAM, f"a program (tcx) filters what it {direction}", look, advice=f"look at: {look}")
+
+
+def _has_entry(facts: NetworkFacts, bridge: Link) -> bool:
+    mac = parse_mac(bridge.mac)
+    return any(one.mac == mac and one.is_local and one.master == bridge.index for one in facts.forwarding)
+
+
+def _queue(link: Link, qdisc: Qdisc) -> Obstacle | None:
+    name, effect = quote(link.name), _LOSING.get(qdisc.kind, "")
+    if qdisc.bucket and not qdisc.is_shaper and 8 * qdisc.bucket.rate < _SLOW:
+        effect = f"passes only {format_rate(8 * qdisc.bucket.rate)}"
+    if not effect:
+        return None
+    return Obstacle(
+        QUEUE, f"its queue {qdisc.kind} {effect}", f"tc qdisc show dev {name}", f"tc qdisc del dev {name} root"
+    )
+
+
+def _filters(facts: NetworkFacts, link: Link, kinds: set[str]) -> Iterator[Obstacle]:
+    """Yields filters that drop packets or redirect them to nowhere, and programs, whose effect is not known."""
+    directions = {"receives": _INGRESS if "clsact" in kinds else traffic.RECEIVED} if "ingress" in kinds else {}
+    if "clsact" in kinds:
+        directions = {"receives": _INGRESS, "sends": _EGRESS}
+    for direction, parent in directions.items():
+        look = f"tc filter show dev {quote(link.name)} {'ingress' if direction == 'receives' else 'egress'}"
+        if any(one.target == 0 for one in traffic.list_filters(facts.socket, link.index, parent)):
+            text = f"a filter redirects what it {direction} to an interface that is gone: all of it is lost"
+            yield Obstacle(FILTER, text, look, advice="remove the container and create it again")
+        for kind in dict.fromkeys(traffic.list_dropping_filters(facts.socket, link.index, parent)):
+            if kind == "bpf":
+                yield Obstacle(PROGRAM, f"a program filters what it {direction}", look, advice=f"look at: {look}")
+            else:
+                advice = f"change it in the program that created it; to list it: {look}"
+                yield Obstacle(FILTER, f"a filter ({kind}) drops packets that it {direction}", look, advice=advice)
