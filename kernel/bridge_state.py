@@ -21,6 +21,7 @@ class BridgePort:
     hairpin: bool
     learning: bool | None
     flood: bool | None
+    multicast_flood: bool | None
     broadcast_flood: bool | None
     neigh_suppress: bool | None
     isolated: bool | None
@@ -77,7 +78,7 @@ def read_link_settings(socket: Socket) -> LinkSettings:
             pvid = data.get_attr("IFLA_BR_VLAN_DEFAULT_PVID") or 0
             bridges[index] = BridgeSettings(index, bool(stp), bool(filtering), pvid)
         if info.get_attr("IFLA_INFO_SLAVE_KIND") == "bridge" and (data := info.get_attr("IFLA_INFO_SLAVE_DATA")):
-            names = ("LEARNING", "UNICAST_FLOOD", "BCAST_FLOOD", "NEIGH_SUPPRESS", "ISOLATED", "LOCKED")
+            names = ("LEARNING", "UNICAST_FLOOD", "MCAST_FLOOD", "BCAST_FLOOD", "NEIGH_SUPPRESS", "ISOLATED", "LOCKED")
             values = (data.get_attr(f"IFLA_BRPORT_{name}") for name in names)
             flags = [None if value is None else bool(value) for value in values]
             state = data.get_attr("IFLA_BRPORT_STATE")

@@ -28,6 +28,7 @@ class _BridgePortData(nla):  # type: ignore[misc]
         (4, "IFLA_BRPORT_MODE", "uint8"),
         (8, "IFLA_BRPORT_LEARNING", "uint8"),
         (9, "IFLA_BRPORT_UNICAST_FLOOD", "uint8"),
+        (27, "IFLA_BRPORT_MCAST_FLOOD", "uint8"),
         (30, "IFLA_BRPORT_BCAST_FLOOD", "uint8"),
         (32, "IFLA_BRPORT_NEIGH_SUPPRESS", "uint8"),
         (33, "IFLA_BRPORT_ISOLATED", "uint8"),

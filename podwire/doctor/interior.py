@@ -17,7 +17,7 @@ from kernel.netfilter.evaluation import INPUT, OUTPUT, Event, Fate, traverse
 from kernel.netfilter.packet import ESTABLISHED, TCP, Packet
 from kernel.netfilter.ruleset import FAMILY_NAMES
 from kernel.netns import Netns
-from podwire.doctor import interior_addresses, interior_links, interior_routes
+from podwire.doctor import interior_addresses, interior_links, interior_resolvers, interior_routes
 from podwire.doctor import interior_faults as faults
 from podwire.doctor.finding import UNSEEN, Check, Finding, ok_finding
 from podwire.doctor.interior_pod import InspectedPod
@@ -86,6 +86,7 @@ class _Inspection:
         yield from self._neighbours(link)
         yield from self._rules()
         yield from self._listeners()
+        yield from interior_resolvers.list_findings(one)
         loopback = self._interior.link("lo")
         if loopback is not None and not loopback.is_up:
             yield one.finding(faults.LOOPBACK, "lo is down", one.inner("ip link set lo up"), causes=False)
@@ -196,7 +197,7 @@ CHECKS = (
                 faults.MTU,
                 faults.RULE,
             ),
-            *(faults.SETTING, faults.LOOPBACK, faults.LISTENS),
+            *(faults.SETTING, faults.LOOPBACK, faults.LISTENS, faults.RESOLVER),
         ),
     ),
 )

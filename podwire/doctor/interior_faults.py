@@ -91,3 +91,9 @@ LISTENS = Fault(
     "the process behind a published port listens only on 127.0.0.1 inside the pod: the port leads nowhere",
     "have it listen on 0.0.0.0 or on the pod's address",
 )
+RESOLVER = Fault(
+    "pod-resolver-dead",
+    Severity.PROBLEM,
+    "nobody can answer at the address of a running pod's resolver: names are not found, or only after seconds",
+    "set the resolver in the runtime's or the pod's DNS configuration, and create the pod again",
+)

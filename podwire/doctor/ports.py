@@ -13,6 +13,7 @@ from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
 from podwire.doctor.pods import Pod, list_pods
 from podwire.doctor.run import Run, unless_intended
+from podwire.predictions.obstacles import wrong_flags
 
 _GROUP = "links"
 
@@ -61,14 +62,6 @@ _ENSLAVED = Fault(
     "a network's bridge, a routed pod's interface, or the host's uplink is a port of another bridge: the host does not "
     "get the packets that arrive there",
     "`ip link set INTERFACE nomaster`",
-)
-# Attribute, the value that stops frames, the name of `bridge link`, what happens.
-_FLAGS = (
-    ("broadcast_flood", False, "bcast_flood", "it gets no broadcasts: ARP fails"),
-    ("flood", False, "flood", "it gets no frames until it has sent one"),
-    ("learning", False, "learning", "its MAC address is not learned"),
-    ("neigh_suppress", True, "neigh_suppress", "ARP and NDP requests to it are suppressed"),
-    ("locked", True, "locked", "frames from it are dropped"),
 )
 
 
@@ -126,15 +119,13 @@ def _port(pod: Pod, veth: Link, port: BridgePort, bridge: Link, *, is_fixed: boo
             objects = (veth.name,)
             yield _LOST_FLAG.finding(subject, f"{what} is not set to {flag}", Run(command), objects=objects)
     flags_in_order = ("flood", "learning", "locked") if is_fixed else ()
-    wrong = [
-        (bad, word, effect)
-        for attribute, bad, word, effect in _FLAGS
-        if getattr(port, attribute) is bad and attribute not in flags_in_order
-    ]
+    wrong = [flag[1:] for flag in wrong_flags(port) if flag[0] not in flags_in_order]
     if wrong:
         words = ", ".join(f"{word} {'on' if bad else 'off'}" for bad, word, _ in wrong)
         settings = " ".join(f"{word} {'off' if bad else 'on'}" for bad, word, _ in reversed(wrong))
-        is_slow = all(word in ("learning", "flood", "neigh_suppress") for _, word, _ in wrong)
+        slow = ["learning", "flood", "neigh_suppress"]
+        slow += [] if any(one.version == 6 for one in pod.addresses) else ["mcast_flood"]
+        is_slow = all(word in slow for _, word, _ in wrong)
         text = f"{what} has {words}: {'; '.join(effect for _, _, effect in wrong)}"
         severity = Severity.WARNING if is_slow else None
         command = f"bridge link set dev {name} {settings}"

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from cni.address import parse_mac
 from kernel import ebpf, traffic
+from kernel.bridge_state import BridgePort
 from kernel.link import IFF_NOARP, Link
 from kernel.traffic import Qdisc
 from podwire.facts.network import NetworkFacts
@@ -18,6 +19,15 @@ from podwire.node.model import format_rate
 
 QUEUE, FILTER, PROGRAM = "queue-loses-packets", "traffic-filter-drops", "traffic-program"
 ARP_OFF, NO_ENTRY = "arp-off", "bridge-entry-missing"
+# Attribute of a port, the value that stops frames, the name of `bridge link`, what happens.
+_FLAGS = (
+    ("broadcast_flood", False, "bcast_flood", "it gets no broadcasts: ARP fails"),
+    ("multicast_flood", False, "mcast_flood", "it gets no multicasts: IPv6 does not find it"),
+    ("flood", False, "flood", "it gets no frames until it has sent one"),
+    ("learning", False, "learning", "its MAC address is not learned"),
+    ("neigh_suppress", True, "neigh_suppress", "ARP and NDP requests to it are suppressed"),
+    ("locked", True, "locked", "frames from it are dropped"),
+)
 _LOSING = {"netem": "delays, loses or reorders packets", "plug": "holds packets back", "blackhole": "drops all packets"}
 _SLOW = 1_000_000  # bits/s: a page of the web takes more than ten seconds
 _INGRESS, _EGRESS = 0xFFFFFFF2, 0xFFFFFFF3  # TC_H_MIN_INGRESS and _EGRESS of clsact
@@ -54,6 +64,19 @@ def list_obstacles(facts: NetworkFacts, link: Link) -> Iterator[Obstacle]:
     for direction in facts.call(lambda: ebpf.list_tcx_directions(link.index)):
         look = f"bpftool net show dev {name}"
         yield Obstacle(PROGRAM, f"a program (tcx) filters what it {direction}", look, advice=f"look at: {look}")
+
+
+def wrong_flags(port: BridgePort) -> list[tuple[str, bool, str, str]]:
+    """Returns the flags of a bridge port that stop frames: attribute, value, the name of `bridge link`, the effect."""
+    return [flag for flag in _FLAGS if getattr(port, flag[0]) is flag[1]]
+
+
+def list_port_obstacles(facts: NetworkFacts, link: Link) -> Iterator[Obstacle]:
+    """Yields the flags of a bridge's port that stop frames."""
+    port = facts.link_settings.ports.get(link.index)
+    for _, value, word, effect in wrong_flags(port) if port else ():
+        text = f"it has {word} {'on' if value else 'off'}: {effect}"
+        yield Obstacle("port-settings", text, f"bridge -d link show dev {quote(link.name)}")
 
 
 def _has_entry(facts: NetworkFacts, bridge: Link) -> bool:

@@ -14,8 +14,8 @@ from cni.address import Address
 from cni.fields import Fields
 from kernel.packet_tap import PROTOCOLS, TCP, UDP
 from podwire.attachments import CachedAttachment
+from podwire.facts import resolvers
 from podwire.node.model import HostPort, Pod
-from podwire.probe import resolvers
 from podwire.trace.destination import source_address
 from podwire.trace.exchange import Flow
 from podwire.trace.outside import ExternalHost
@@ -159,7 +159,7 @@ def _port_paths(
 
 
 def _query_paths(pod: Pod, place: PodPlace) -> Iterator[Path]:
-    for resolver in resolvers.list_resolvers(pod.netns):
+    for resolver in resolvers.list_resolvers(pod.netns) or ():
         local = place.address(resolver.version) or source_address(place, resolver)
         if local is not None:
             yield Path(pod, "dns", QUERY, place, local, resolver, 53)

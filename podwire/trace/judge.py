@@ -13,7 +13,7 @@ from enum import StrEnum
 from cni.address import Address
 from kernel.fib import packet_to
 from kernel.packet_tap import ANSWER, ERROR, REFUSAL, REQUEST, TCP, UDP, Sighting
-from podwire.predictions.obstacles import PROGRAM, list_obstacles
+from podwire.predictions.obstacles import PROGRAM, list_obstacles, list_port_obstacles
 from podwire.trace import layer3, legs
 from podwire.trace.exchange import Flow, Observation
 from podwire.trace.legs import Leg
@@ -72,7 +72,11 @@ def find_suspect(
 def obstacle_suspects(topology: Topology, flow: Flow) -> Iterator[Suspect]:
     """Yields what the interfaces on the way do to every packet, first what certainly loses some."""
     on_way = [(place, link) for place, link in legs.list_links(topology, flow) if link]
-    found = [(place, link, one) for place, link in on_way for one in list_obstacles(place, link)]
+    found = [
+        (place, link, one)
+        for place, link in on_way
+        for one in (*list_obstacles(place, link), *list_port_obstacles(place, link))
+    ]
     for place, link, one in sorted(found, key=lambda item: item[2].name == PROGRAM):
         yield Suspect(one.name, place.name, f"{link.name}: {one.text}", link.name, look=one.look)
 

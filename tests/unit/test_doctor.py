@@ -323,7 +323,7 @@ def test_spanning_tree_that_blocks_a_pod(node, state, severity):
     pod = Pod(item, attachment, (), (), "", CNI0._replace(index=7, kind="veth"), CNI0)
     node.link_settings = LinkSettings(
         {5: BridgeSettings(5, stp=True, vlan_filtering=False, default_pvid=1)},
-        {7: BridgePort(7, state, False, None, None, None, None, None, None)},
+        {7: BridgePort(7, state, False, None, None, None, None, None, None, None)},
         frozenset(),
     )
     assert [one.severity for one in ports._bridge(node, CNI0, [pod])] == [severity]

@@ -22,9 +22,9 @@ from kernel.netfilter.nft import Rule
 from kernel.packet_tap import ANSWER, ERROR, ICMP, REFUSAL, REQUEST, TCP, UDP, Probe
 from kernel.sockets_table import Listener, list_listeners
 from podwire.command import UsageError
+from podwire.facts.resolvers import _name_servers
 from podwire.predictions.routing import Fib
 from podwire.probe import run
-from podwire.probe.resolvers import _name_servers
 from podwire.trace import destination
 from podwire.trace.owners import owner_of
 from podwire.trace.place import NODE, Place

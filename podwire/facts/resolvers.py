@@ -24,13 +24,22 @@ def processes_by_namespace() -> dict[int, list[str]]:
     return processes
 
 
-def list_resolvers(netns: str) -> list[Address]:
-    """Returns the name servers of a pod, [] if no process with a resolv.conf runs in it."""
+def list_resolvers(netns: str) -> list[Address] | None:
+    """Returns the name servers of a pod, None if no process with a resolv.conf runs in it.
+
+    A process with the node's file counts only without others: it may be a tool that somebody runs in the namespace.
+    """
+    texts: dict[tuple[int, int], str] = {}
     with suppress(OSError):
         for pid in processes_by_namespace().get(os.stat(netns).st_ino, []):
-            if addresses := _name_servers(_read(f"/proc/{pid}/root{_RESOLV_CONF}")):
-                return addresses
-    return []
+            with suppress(OSError):
+                about = os.stat(path := f"/proc/{pid}/root{_RESOLV_CONF}")
+                texts.setdefault((about.st_dev, about.st_ino), _read(path))
+    with suppress(OSError):
+        about = os.stat(_RESOLV_CONF)
+        texts = {key: text for key, text in texts.items() if key != (about.st_dev, about.st_ino)} or texts
+    addresses = dict.fromkeys(address for text in texts.values() for address in _name_servers(text))
+    return list(addresses) if texts else None
 
 
 def _read(path: str) -> str:

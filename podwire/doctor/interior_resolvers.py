@@ -1,0 +1,59 @@
+"""Checks the resolvers of a running pod as far as the node decides: whether anybody can answer at their addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cni.address import Address
+from kernel.fib import LOCAL, UNICAST, packet_to
+from kernel.netfilter.evaluation import PREROUTING, traverse
+from kernel.netfilter.packet import UDP, Packet
+from podwire.doctor import interior_faults as faults
+from podwire.doctor.finding import Finding, Severity
+from podwire.doctor.interior_pod import InspectedPod
+from podwire.facts import resolvers
+from podwire.facts.network import NetworkFacts
+
+_PORT = 53
+_LOOPBACK = "a copy of the host's resolv.conf names the host's own resolver: give the runtime another file (kubelet: "
+_LOOPBACK += "resolvConf: /run/systemd/resolve/resolv.conf), and create the pod again"
+
+
+def list_findings(one: InspectedPod) -> Iterator[Finding]:
+    """Yields the resolvers that cannot answer; a warning if the pod has another one."""
+    known = resolvers.list_resolvers(one.pod.attachment.netns)
+    if known is None:
+        return
+    if not known and not _listens(one.interior, None):
+        yield one.finding(faults.RESOLVER, "its resolv.conf names no resolver", faults.RESOLVER.fix, causes=False)
+    problems = [(resolver, *problem) for resolver in known if (problem := _problem(one, resolver))]
+    severity = Severity.PROBLEM if len(problems) == len(known) else Severity.WARNING
+    for resolver, text, fix in problems:
+        yield one.finding(faults.RESOLVER, f"its resolver {resolver} {text}", fix, causes=False, severity=severity)
+
+
+def _problem(one: InspectedPod, resolver: Address) -> tuple[str, str] | None:
+    """Returns why nobody answers at a resolver's address, and what to do; None if nothing is known against it."""
+    if resolver.is_loopback or resolver in one.pod.addresses:
+        return None if _listens(one.interior, resolver) else ("is the pod itself, which has none", _LOOPBACK)
+    source = next((address for address in one.pod.addresses if address.version == resolver.version), None)
+    choice = one.interior.fib.look_up(packet_to(resolver, source, protocol=UDP, port=_PORT))
+    if source is None or choice.kind not in (UNICAST, LOCAL):
+        return f"cannot be reached: it has no IPv{resolver.version} route to it", faults.RESOLVER.fix
+    gate = one.pod.gate.name if one.pod.gate else ""
+    packet = Packet(resolver.version, source, resolver, UDP, None, _PORT, iif=gate)
+    if traverse(one.node.ruleset, packet, PREROUTING).packet.destination != resolver:
+        return None  # a service's address
+    if one.node.has(resolver):
+        if _listens(one.node, resolver):
+            return None
+        return "is the node, where no program listens on UDP port 53", faults.RESOLVER.fix
+    if any(resolver in subnet for subnet in one.pod.item.subnets) and resolver not in one.owners:
+        return "is no pod's address, although it is in the pods' subnet", faults.RESOLVER.fix
+    return None
+
+
+def _listens(facts: NetworkFacts, resolver: Address | None) -> bool:
+    """Returns whether a program waits for queries at an address, None for any."""
+    bound = (one.address for one in facts.list_listeners({UDP}) if one.port == _PORT)
+    return any(resolver in (None, address) or address.is_unspecified for address in bound)
