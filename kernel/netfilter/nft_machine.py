@@ -13,7 +13,19 @@ from kernel.netfilter.ruleset import Expression, FilterRule, Ruleset
 from kernel.netfilter.verdicts import UNCHANGED, Action, Match
 
 # linux/netfilter/nf_tables.h
-_PROTOCOL, _MARK, _IIFNAME, _OIFNAME, _IIFTYPE, _OIFTYPE, _NFPROTO, _L4PROTO, _RANDOM = 1, 3, 6, 7, 8, 9, 15, 16, 24
+_PROTOCOL, _MARK, _IIF, _OIF, _IIFNAME, _OIFNAME, _IIFTYPE, _OIFTYPE, _NFPROTO, _L4PROTO = (
+    1,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    9,
+    15,
+    16,
+)
+_RANDOM = 24
 _ETHERNET = 1  # ARPHRD_ETHER
 _ETHERTYPES = {4: 0x0800, 6: 0x86DD, 0: 0x0806}
 VERDICTS = {0: "drop", 1: "accept", 3: "queue", -3: "jump", -4: "goto", -5: "return"}
@@ -21,6 +33,7 @@ _SOME = ("limit", "quota", "connlimit")
 _RANDOM_VALUES = {"numgen": 1, "hash": 2}  # the attribute with the register
 # Statements after which the packet continues; some change it.
 _CONTINUES = ("counter", "log", "last", "dup", "fwd", "tproxy", "synproxy", "flow_offload", "dynset")
+_CONTINUING_OBJECTS = (1, 3, 7, 8, 9)  # NFT_OBJECT_COUNTER, _CT_HELPER, _CT_TIMEOUT, _SECMARK, _CT_EXPECT
 _QUEUE_BYPASS = 1  # NFT_QUEUE_FLAG_BYPASS: without a listener the packet continues
 _CT_STATUS, _CT_DIRECTION, _CT_ZONE = 2, 1, 17
 _FIB_TYPE, _FIB_SADDR, _FIB_DADDR = 3, 1, 2
@@ -137,6 +150,8 @@ class Machine:
         values: dict[int, bytes | None] = {
             _PROTOCOL: _ETHERTYPES[packet.version].to_bytes(2, "big"),
             _MARK: None if packet.mark is None else host_number(packet.mark),
+            _IIF: self._index(packet.iif),
+            _OIF: self._index(packet.oif),
             _IIFNAME: packet.iif.encode().ljust(16, b"\0"),
             _OIFNAME: packet.oif.encode().ljust(16, b"\0"),
             _IIFTYPE: host_number(_ETHERNET, 2),
@@ -147,6 +162,14 @@ class Machine:
         what = {_L4PROTO: "protocol", _RANDOM: "random", 0: "random"}.get(key, "")  # 0: the packet's length
         self._load(number_of(fields, 1), values.get(key), what)
         return Match.YES
+
+    def _index(self, name: str) -> bytes | None:
+        """Returns an interface's index, 0 for none; None for an interface that is not known."""
+        index = self._ruleset.interfaces.get(name) if name else 0
+        return None if index is None else host_number(index)
+
+    def _objref(self, fields: _Fields) -> Match:
+        return Match.YES if number_of(fields, 1) in _CONTINUING_OBJECTS else Match.MAYBE
 
     def _ct(self, fields: _Fields) -> Match:
         key, packet = number_of(fields, 2), self._packet
@@ -325,6 +348,7 @@ _STEPS: dict[str, Callable[[Machine, _Fields], Match]] = {
     "lookup": Machine._lookup,
     "immediate": Machine._immediate,
     "notrack": Machine._notrack,
+    "objref": Machine._objref,
     "reject": Machine._reject,
     "queue": Machine._queue,
     "masq": Machine._masq,

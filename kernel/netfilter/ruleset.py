@@ -8,6 +8,7 @@ Cost: one dump of the chains, one of the rules, one of the sets, and one for eac
 from __future__ import annotations
 
 from collections.abc import Iterator
+from socket import if_nameindex
 
 from kernel.codec_netfilter import ChainMessage, RuleMessage, SetMessage
 from kernel.netfilter import nft, nft_set
@@ -91,11 +92,12 @@ class Elements:
 
 @dataclass(frozen=True)
 class Ruleset:
-    """All chains and rules, the rules by the place of their chain."""
+    """All chains and rules, the rules by the place of their chain; `interfaces` are the ifindexes by name."""
 
     chains: tuple[FilterChain, ...] = ()
     rules: dict[tuple[int, str, str, str], list[FilterRule]] = field(default_factory=dict)
     interval_sets: frozenset[tuple[int, str, str]] = frozenset()
+    interfaces: dict[str, int] = field(default_factory=dict)
     _sets: dict[tuple[int, str, str], Elements | None] = field(default_factory=dict)
     _indexes: dict[tuple[int, str, str, str], RuleIndex] = field(default_factory=dict)
 
@@ -141,7 +143,7 @@ def read_ruleset() -> Ruleset:
                 if (message.get_attr("NFTA_SET_FLAGS") or 0) & _INTERVAL:
                     table, name = message.get_attr("NFTA_SET_TABLE") or "", message.get_attr("NFTA_SET_NAME") or ""
                     intervals.add((message["family"], table, name))
-    return Ruleset(tuple(chains.values()), rules, frozenset(intervals))
+    return Ruleset(tuple(chains.values()), rules, frozenset(intervals), {name: index for index, name in if_nameindex()})
 
 
 def _dump(socket: NftSocket, what: str, kind: type[object], number: int) -> list[ChainMessage]:

@@ -13,7 +13,7 @@ from attachment.presence import Presence
 from cni.address import Address, format_mac
 from cni.errors import CniError
 from kernel.link import Link
-from kernel.netfilter.evaluation import INPUT, OUTPUT, Event, Fate, traverse
+from kernel.netfilter.evaluation import INPUT, OUTPUT, PREROUTING, Event, Fate, traverse
 from kernel.netfilter.packet import ESTABLISHED, TCP, Packet
 from kernel.netfilter.ruleset import FAMILY_NAMES
 from kernel.netns import Netns
@@ -29,6 +29,7 @@ from process.values import replace
 
 _GROUP = "pods"
 _LIMIT_S = 3.0
+_ANY_PORT = 80
 _ENDS = ("drop", "reject", "queue", "expire")
 
 
@@ -118,9 +119,17 @@ class _Inspection:
             for packet, hook in self._packets(address):
                 for event in traverse(rules, packet, hook).events:
                     place = event.chain.place, event.rule.handle if event.rule else -1
-                    if event.action.kind in _ENDS and event.fate >= Fate.PARTLY and place not in reported:
-                        reported.add(place)
-                        yield self._one.finding(faults.RULE, self._describe(event), self._rule_fix(event), causes=False)
+                    if event.fate < Fate.PARTLY or place in reported:
+                        continue
+                    if event.action.kind in _ENDS:
+                        text = self._describe(event, "drops some" if event.fate is Fate.PARTLY else "drops")
+                    elif event.action.kind == "redirect" and not self._listens(packet.protocol, event.action.port):
+                        where = f"redirects to port {event.action.port}, where no program listens,"
+                        text = self._describe(event, where)
+                    else:
+                        continue
+                    reported.add(place)
+                    yield self._one.finding(faults.RULE, text, self._rule_fix(event), causes=False)
 
     def _packets(self, address: Address) -> Iterator[tuple[Packet, int]]:
         sent = Packet(
@@ -146,16 +155,19 @@ class _Inspection:
                 replace(back, protocol=port.protocol_number, source_port=None, port=port.container_port, state=8),
                 INPUT,
             )
+        yield replace(back, source_port=None, port=_ANY_PORT, state=8), PREROUTING
 
-    def _describe(self, event: Event) -> str:
+    def _listens(self, protocol: int, port: int) -> bool:
+        return any((one.protocol, one.port) == (protocol, port) for one in self._interior.list_listeners({protocol}))
+
+    def _describe(self, event: Event, effect: str) -> str:
         what = f"the rule with handle {event.rule.handle}" if event.rule else "the policy"
         packet = event.packet
         service = (
             f" ({ {6: 'tcp', 17: 'udp'}.get(packet.protocol, packet.protocol) } {packet.port})" if packet.port else ""
         )
         where = "that it sends" if packet.oif else "that it gets"
-        partly = "some " if event.fate is Fate.PARTLY else ""
-        return f"{what} of chain {event.chain} in the pod drops {partly}packets {where}{service}"
+        return f"{what} of chain {event.chain} in the pod {effect} packets {where}{service}"
 
     def _rule_fix(self, event: Event) -> str:
         """Returns advice: what is inside a pod is its software's."""
@@ -175,6 +187,11 @@ class _Inspection:
                 where = f"port {port.container_port} listens on {mine[0].address} only"
                 text = f"{where}, but host port {port.host_port} leads to it"
                 yield self._one.finding(faults.LISTENS, text, faults.LISTENS.fix, causes=False)
+            others = sorted({one.port for one in listeners if one.protocol == port.protocol_number} - {53})
+            if not mine and others and port.protocol_number == TCP:
+                text = f"host port {port.host_port} leads to port {port.container_port}, where no program listens"
+                text += f" (the pod listens on {', '.join(map(str, others[:5]))})"
+                yield self._one.finding(faults.PORT_UNUSED, text, faults.PORT_UNUSED.fix, causes=False)
 
 
 CHECKS = (
@@ -197,7 +214,7 @@ CHECKS = (
                 faults.MTU,
                 faults.RULE,
             ),
-            *(faults.SETTING, faults.LOOPBACK, faults.LISTENS, faults.RESOLVER),
+            *(faults.SETTING, faults.LOOPBACK, faults.LISTENS, faults.PORT_UNUSED, faults.RESOLVER),
         ),
     ),
 )

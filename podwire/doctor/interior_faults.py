@@ -91,9 +91,15 @@ LISTENS = Fault(
     "the process behind a published port listens only on 127.0.0.1 inside the pod: the port leads nowhere",
     "have it listen on 0.0.0.0 or on the pod's address",
 )
+PORT_UNUSED = Fault(
+    "port-without-listener",
+    Severity.WARNING,
+    "a published port leads to a port at which no program of the pod listens, while its programs listen at others",
+    "correct the pod's containerPort, or the port of its program, and create the pod again",
+)
 RESOLVER = Fault(
     "pod-resolver-dead",
     Severity.PROBLEM,
-    "nobody can answer at the address of a running pod's resolver: names are not found, or only after seconds",
+    "no program can answer at the address of a running pod's resolver: names are not found, or only after seconds",
     "set the resolver in the runtime's or the pod's DNS configuration, and create the pod again",
 )

@@ -1,4 +1,4 @@
-"""Checks the resolvers of a running pod as far as the node decides: whether anybody can answer at their addresses."""
+"""Checks the resolvers of a running pod as far as the node decides: whether a program can answer there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def list_findings(one: InspectedPod) -> Iterator[Finding]:
 
 
 def _problem(one: InspectedPod, resolver: Address) -> tuple[str, str] | None:
-    """Returns why nobody answers at a resolver's address, and what to do; None if nothing is known against it."""
+    """Returns why no program answers at a resolver's address, and what to do; None if nothing is known against it."""
     if resolver.is_loopback or resolver in one.pod.addresses:
         return None if _listens(one.interior, resolver) else ("is the pod itself, which has none", _LOOPBACK)
     source = next((address for address in one.pod.addresses if address.version == resolver.version), None)

@@ -191,14 +191,18 @@ class Prediction:
         gateway = next((one for one in pod.gateways if one.version == first.version), None)
         if gateway is None:
             return
-        for service in ((ICMP, 0), (UDP, 53), (TCP, 6443)):
+        services = [(ICMP, 0), (UDP, 53), (TCP, 6443)]
+        for service in services:
             packet = _with_service(replace(first, destination=gateway, destination_type=LOCAL), service)
             yield from _label(self._into_node(pod, packet), pod, TO_NODE, service)
             answer = replace(packet, state=ESTABLISHED)
             yield from _label(self._into_node(pod, answer), pod, FROM_NODE, service)
+        services += [(port.protocol_number, port.container_port) for port in pod.ports]  # as kubelet's probes
+        for service in dict.fromkeys(services):
+            packet = _with_service(first, service)
             call = replace(
-                packet, source=gateway, destination=first.source, source_type=LOCAL, destination_type=1,
-                iif="", oif=first.iif, source_mac=None, destination_mac=None,
+                packet, source=gateway, destination=first.source, source_type=LOCAL, iif="", oif=first.iif,
+                source_mac=None, destination_mac=None,
             )  # fmt: skip
             yield from _label(self._out_of_node(pod, call), pod, FROM_NODE, service)
 

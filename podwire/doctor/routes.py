@@ -7,11 +7,12 @@ route is.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
 from cni.address import Address
 from kernel import sysctl
 from kernel.fib import BY_KERNEL, LOCAL, REFUSALS, UNICAST, packet_to
-from kernel.link import Link
+from kernel.link import IFF_LOOPBACK, IFF_LOWER_UP, Link
 from kernel.netfilter.evaluation import PREROUTING, traverse
 from kernel.netfilter.packet import TCP, UDP, Packet
 from kernel.route import TABLE_MAIN
@@ -64,6 +65,14 @@ _NO_DEFAULT = Fault(
 )
 
 
+_UPLINK_DOWN = Fault(
+    "uplink-down",
+    Severity.PROBLEM,
+    "the host has no interface to other machines that is up: pods reach only this node",
+    "`ip link set UPLINK up`, and its routes, as the node's network configuration says",
+)
+
+
 def _check(node: Node) -> Iterator[Finding]:
     pods = list_pods(node)
     findings: dict[tuple[str, str, str], Finding] = {}
@@ -99,9 +108,25 @@ def _defaults(node: Node, pods: list[Pod]) -> Iterator[Finding]:
                 for one in node.addresses.get(link.index, ())
             )
         ]
+        down = [link for link in node.links if not links and _is_uplink(node, link)]
+        if down and version == 4:
+            names = ", ".join(f'"{link.name}" {_state(link)}' for link in down)
+            fix = f"ip link set {quote(down[0].name)} up, and its routes, as the node's network configuration says"
+            yield _UPLINK_DOWN.finding("host", f"no interface to other machines is up: {names}", fix)
         if links and not node.fib.look_up(packet_to(remote_addresses(version)[0])).kind:
             text = f'the host has no IPv{version} default route: "{links[0].name}" reaches only connected networks'
             yield _NO_DEFAULT.finding("host", text, "add it as the node's network configuration says")
+
+
+def _is_uplink(node: Node, link: Link) -> bool:
+    """Returns whether an interface that is down may lead to other machines."""
+    is_podwires = link.name in node.pod_interfaces or link.name in {item.bridge for item in node.interfaces}
+    kinds = ("", "veth", "bond", "team", "vlan", "bridge")
+    return link.kind in kinds and not link.flags & IFF_LOOPBACK and not is_podwires and _state(link) != "is up"
+
+
+def _state(link: Link) -> str:
+    return "is up" if link.is_up and link.flags & IFF_LOWER_UP else "has no carrier" if link.is_up else "is down"
 
 
 def _to_pod(node: Node, pod: Pod, address: Address) -> Iterator[Finding]:
@@ -257,6 +282,6 @@ CHECKS = (
         "routes",
         "the host has routes for the packets from and to its pods",
         _check,
-        (_REFUSED, _LOOPS, _THROUGH_POD, _REVERSE, _NO_DEFAULT),
+        (_REFUSED, _LOOPS, _THROUGH_POD, _REVERSE, _NO_DEFAULT, _UPLINK_DOWN),
     ),
 )

@@ -27,7 +27,7 @@ def processes_by_namespace() -> dict[int, list[str]]:
 def list_resolvers(netns: str) -> list[Address] | None:
     """Returns the name servers of a pod, None if no process with a resolv.conf runs in it.
 
-    A process with the node's file counts only without others: it may be a tool that somebody runs in the namespace.
+    A process with the node's file counts only without others: it may be a tool that was started in the namespace.
     """
     texts: dict[tuple[int, int], str] = {}
     with suppress(OSError):
@@ -37,9 +37,10 @@ def list_resolvers(netns: str) -> list[Address] | None:
                 texts.setdefault((about.st_dev, about.st_ino), _read(path))
     with suppress(OSError):
         about = os.stat(_RESOLV_CONF)
-        texts = {key: text for key, text in texts.items() if key != (about.st_dev, about.st_ino)} or texts
-    addresses = dict.fromkeys(address for text in texts.values() for address in _name_servers(text))
-    return list(addresses) if texts else None
+        of_node = texts.pop((about.st_dev, about.st_ino), "")
+        if not texts:
+            return _name_servers(of_node) or None
+    return list(dict.fromkeys(address for text in texts.values() for address in _name_servers(text))) if texts else None
 
 
 def _read(path: str) -> str:

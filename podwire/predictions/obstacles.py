@@ -1,4 +1,4 @@
-"""What at an interface loses packets, whoever sends them: queues, filters, programs, no ARP, a bridge's missing entry.
+"""What at an interface loses packets of any sender: queues, filters, programs, no ARP, a bridge's missing entry.
 
 doctor reports it of every interface on the pods' way, trace of those on the way of a lost packet.
 """
@@ -50,7 +50,7 @@ def list_obstacles(facts: NetworkFacts, link: Link) -> Iterator[Obstacle]:
     """Yields the obstacles at an interface, first those that certainly lose packets; raises KernelError."""
     name = quote(link.name)
     if link.flags & IFF_NOARP and link.kind in ("bridge", "veth"):
-        text = "ARP is off: nobody on it learns the MAC address of another"
+        text = "ARP is off: no machine on it learns the MAC address of another"
         yield Obstacle(ARP_OFF, text, f"ip link show {name}", f"ip link set {name} arp on")
     if link.kind == "bridge" and not _has_entry(facts, link):
         text = f"its forwarding database lacks its MAC address {link.mac}: frames to the node are not delivered"

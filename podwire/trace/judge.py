@@ -72,12 +72,12 @@ def find_suspect(
 def obstacle_suspects(topology: Topology, flow: Flow) -> Iterator[Suspect]:
     """Yields what the interfaces on the way do to every packet, first what certainly loses some."""
     on_way = [(place, link) for place, link in legs.list_links(topology, flow) if link]
-    found = [
+    present = [
         (place, link, one)
         for place, link in on_way
         for one in (*list_obstacles(place, link), *list_port_obstacles(place, link))
     ]
-    for place, link, one in sorted(found, key=lambda item: item[2].name == PROGRAM):
+    for place, link, one in sorted(present, key=lambda item: item[2].name == PROGRAM):
         yield Suspect(one.name, place.name, f"{link.name}: {one.text}", link.name, look=one.look)
 
 

@@ -12,12 +12,13 @@ from typing import Any, cast
 import pytest
 
 from attachment.presence import Presence
+from cni.address import parse_mac
 from cni.conf import Attachment
-from kernel import advertised_route, sysctl
-from kernel import traffic as kernel_traffic
+from kernel import advertised_route, ebpf, sysctl
 from kernel.address import AssignedAddress
 from kernel.bridge_state import BridgePort, BridgeSettings, LinkSettings
 from kernel.link import IFF_LOOPBACK, Link
+from kernel.neighbour import NUD_PERMANENT, ForwardingEntry
 from kernel.netfilter import nft, nft_owner
 from podwire.attachments import CachedAttachment
 from podwire.doctor import addresses, links, packetfilter, ports, probes, rules, traffic
@@ -306,8 +307,9 @@ def test_program_on_a_pods_interface(node, monkeypatch):
     attachment = CachedAttachment("", "net", Attachment("c2", "eth0"), "", Presence.HERE)
     pod = Pod(item, attachment, (), (), "", None, CNI0)
     monkeypatch.setattr(traffic, "list_pods", lambda _node: [pod])
-    monkeypatch.setattr(kernel_traffic, "list_kinds", lambda _socket: {})
-    node.links = (CNI0,)
+    monkeypatch.setattr(ebpf, "list_tcx_directions", lambda _index: [])
+    node.links, node.qdiscs = (CNI0,), {}
+    node.forwarding = (ForwardingEntry(CNI0.index, CNI0.index, parse_mac(CNI0.mac), NUD_PERMANENT, 0),)
     node.fib = Fib([], [])
     node.link_settings = LinkSettings({}, {}, frozenset({CNI0.index}))
     (finding,) = run_check(node, "traffic")
