@@ -269,10 +269,6 @@ class Node(NetworkFacts):
         """The rules of the packet filter, of nftables and of both variants of iptables; raises CniError."""
         return with_legacy(read_ruleset())
 
-    def is_bridge_filtered(self, version: int) -> bool:
-        """Returns whether frames between ports of a bridge pass the rules of an IP version (br_netfilter)."""
-        return self.sysctl(f"bridge/bridge-nf-call-ip{'6' if version == 6 else ''}tables") == "1"
-
 
 def types_of(network: Network) -> tuple[str, ...]:
     """Returns the types of a network's plugins and of their IPAM plugins."""

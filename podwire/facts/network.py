@@ -177,6 +177,10 @@ class NetworkFacts:
         except (OSError, CniError):
             return None
 
+    def is_bridge_filtered(self, version: int) -> bool:
+        """Returns whether frames between ports of a bridge pass the rules of an IP version (br_netfilter)."""
+        return self.sysctl(f"bridge/bridge-nf-call-ip{'6' if version == 6 else ''}tables") == "1"
+
     def list_listeners(self, protocols: Collection[int]) -> list[Listener]:
         """Returns the sockets that wait for packets of these protocols (IPPROTO_*); raises OSError."""
         return self.call(lambda: list(sockets_table.list_listeners(protocols)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from itertools import chain
 
 from cni.address import Address
 from kernel.fib import packet_to
@@ -17,7 +18,7 @@ from podwire.predictions.obstacles import PROGRAM, list_obstacles, list_port_obs
 from podwire.trace import layer3, legs
 from podwire.trace.exchange import Flow, Observation
 from podwire.trace.legs import Leg
-from podwire.trace.place import EXTERNAL, NODE
+from podwire.trace.place import EXTERNAL, NODE, Place
 from podwire.trace.rules import MetRule
 from podwire.trace.suspect import Suspect, of_rule
 from podwire.trace.topology import PodPlace, Topology
@@ -63,10 +64,34 @@ def find_suspect(
     """Returns the first suspect for a lost packet; `rule` dropped it, `translating` rules changed its addresses."""
     if rule is not None:
         return of_rule(rule)
-    first = next(_suspects(topology, seen, translating), None)
+    first = next(chain(_setting_suspects(topology, seen), _suspects(topology, seen, translating)), None)
     if first is None or first.name in _VAGUE:
         first = next(obstacle_suspects(topology, seen.flow), first)
     return first or _unexplained(topology, seen)
+
+
+def _setting_suspects(topology: Topology, seen: Observation) -> Iterator[Suspect]:
+    """Yields a setting that certainly loses such a packet."""
+    flow, target, node = seen.flow, seen.flow.target, topology.node
+    if flow.is_echo and target is not None and seen.seen(target, (REQUEST,), outgoing=False):
+        name = "ipv6/icmp/echo_ignore_all" if flow.version == 6 else "ipv4/icmp_echo_ignore_all"
+        if target.sysctl(name) == "1":
+            yield _of_setting(target, name, "1: it answers no pings")
+    if not isinstance(target, PodPlace) or (veth := topology.host_veth(target.pod)) is None:
+        return
+    gate = node.link_of(veth.master) or veth
+    if flow.version == 4 and flow.source_address.is_loopback:
+        names = [f"ipv4/conf/{name}/route_localnet" for name in ("all", gate.name)]
+        if all(node.sysctl(name) == "0" for name in names):
+            yield _of_setting(node, names[1], "0: packets from 127.0.0.1 do not leave the node")
+    port = node.link_settings.ports.get(veth.index)
+    if flow.source is target and node.is_bridge_filtered(flow.version) and port is not None and not port.hairpin:
+        text = f"the packet would leave by the port {veth.name} that it came from, and hairpin is off there"
+        yield Suspect("hairpin", node.name, text, veth.name, look=f"bridge -d link show dev {veth.name}")
+
+
+def _of_setting(place: Place, name: str, effect: str) -> Suspect:
+    return Suspect("setting", place.name, f"net/{name} is {effect}", f"net/{name}", look=f"sysctl net/{name}")
 
 
 def obstacle_suspects(topology: Topology, flow: Flow) -> Iterator[Suspect]:
