@@ -249,6 +249,12 @@ def _unexplained(topology: Topology, seen: Observation) -> Suspect:
     if what == "the packet" and last.kind == REQUEST and seen.arrival is not None:
         text = f"the packet arrived at {place.name} {last.interface}, and no answer was sent, for no known reason"
         return Suspect("no-answer", place.name, text, f"port {flow.target_port}" if flow.port else "")
+    if flow.target is None and last.kind == REQUEST and not last.is_outgoing and place.has(last.destination):
+        port = f" port {last.port}" if flow.port else ""
+        text = f"the packet arrived at {place.name}, and what uses {last.destination}{port} there sent no answer"
+        return Suspect(
+            "no-answer", place.name, text, port.strip(), look=f"ss -lnp sport = :{last.port}" if port else ""
+        )
     return Suspect(
         "unexplained", place.name, f"{where}, and was not seen after that; nothing here explains it", last.interface
     )

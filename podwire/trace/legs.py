@@ -281,8 +281,8 @@ def _left_node(leg: Leg) -> bool:
         return any(one.interface == port.name for one in sent)
     arriving = _arriving_link(leg)  # a frame with a wrong address may be flooded to the other ports of its bridge
     master = arriving.master if arriving else 0
-    links = [node.link(one.interface) for one in sent]
-    return leg.end is None and any(link and not (master and link.master == master) for link in links)
+    links = [link for one in sent if (link := node.link(one.interface)) and link.kind != "ifb"]  # the queue of a limit
+    return leg.end is None and any(not (master and link.master == master) for link in links)
 
 
 def _mac_of(leg: Leg) -> bytes:
