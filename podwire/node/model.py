@@ -6,7 +6,8 @@ Values and pure functions. What could not be read is None or described in `unsee
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cni.conf import Attachment
@@ -65,8 +66,25 @@ class HostPort:
         return _PROTOCOLS[self.protocol]
 
     def __str__(self) -> str:
+        return self.range_text(1)
+
+    def range_text(self, count: int) -> str:
+        """Returns this port and those that follow it, `count` in all: "8080-8089->80-89/tcp"."""
         ip = f"[{self.host_ip}]:" if ":" in self.host_ip else f"{self.host_ip}:" if self.host_ip else ""
-        return f"{ip}{self.host_port}->{self.container_port}/{self.protocol}"
+        host, container = (f"-{port + count - 1}" * (count > 1) for port in (self.host_port, self.container_port))
+        return f"{ip}{self.host_port}{host}->{self.container_port}{container}/{self.protocol}"
+
+
+def fold_ports(ports: Iterable[HostPort]) -> list[tuple[str, bool | None]]:
+    """Returns host ports as texts, one for those that follow each other, with what `confirmed` is."""
+    counts: dict[HostPort, int] = {}
+    first = following = None
+    for port in ports:
+        if first is None or port != following:
+            first = port
+        counts[first] = counts.get(first, 0) + 1
+        following = replace(port, host_port=port.host_port + 1, container_port=port.container_port + 1)
+    return [(first.range_text(count), first.confirmed) for first, count in counts.items()]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from podwire.node.model import HostInterface, Leak, Node, Pod, State, format_rate
+from podwire.node.model import HostInterface, Leak, Node, Pod, State, fold_ports, format_rate
 from podwire.views.shot import Shot
 
 _WIDTH, _LINE, _PAD, _GAP = 250, 15, 8, 14  # of a box, a text line, inside boxes, between boxes; pixels
@@ -206,7 +206,8 @@ def _pod(pod: Pod, grid: _Grid) -> _Box:
     lines.append(f"network {pod.network}")
     lines.append(f"{pod.attachment.ifname or '?'} - {pod.host_side or 'no host interface'}")
     lines += pod.addresses
-    lines += [f"host port {port}{' (no rule)' if port.confirmed is False else ''}" for port in pod.host_ports]
+    ports = fold_ports(pod.host_ports)
+    lines += [f"host port {text}{' (no rule)' if confirmed is False else ''}" for text, confirmed in ports]
     lines += [
         f"{word} {format_rate(bits)}" for word, bits in (("receives", pod.receives), ("sends", pod.sends)) if bits
     ]

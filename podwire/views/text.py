@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipam.host_local.allocator import format_size
-from podwire.node.model import Leak, Node, NodeNetwork, Pod, State, format_rate, short_id
+from podwire.node.model import Leak, Node, NodeNetwork, Pod, State, fold_ports, format_rate, short_id
 from podwire.output import Cell, Output, Text, plural
 from podwire.views.selection import FINE, lacks_rules
 
@@ -119,7 +119,8 @@ def print_pods(pods: tuple[Pod, ...], out: Output, *, with_headers: bool = True)
 
 def _row(pod: Pod) -> list[Text]:
     ports = " ".join(
-        f"{port}{'' if port.confirmed else '?' if port.confirmed is None else '!'}" for port in pod.host_ports
+        f"{text}{'' if confirmed else '?' if confirmed is None else '!'}"
+        for text, confirmed in fold_ports(pod.host_ports)
     )
     style = "bad" if pod.leaked or pod.state is State.FAILED else "good" if pod.state is State.OK else "warning"
     return [
