@@ -2,7 +2,7 @@
 
 This module only reads. kernel.netfilter.evaluation predicts from these values what happens to a packet.
 
-Cost: one dump of the chains, one of the rules, one of the sets, and one for each set that a packet is looked up in.
+Cost: one dump each of tables, chains, rules and sets, and one for each set that a packet is looked up in.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from socket import if_nameindex
 
-from kernel.codec_netfilter import ChainMessage, RuleMessage, SetMessage
+from kernel.codec_netfilter import ChainMessage, RuleMessage, SetMessage, TableMessage
 from kernel.netfilter import nft, nft_set
 from kernel.netfilter.nft import NftSocket, Table
 from kernel.netfilter.nft_expression import attributes, parse_content
 from kernel.netfilter.nft_rule import parse_comment, parse_expressions
 from kernel.netfilter.rule_index import RuleIndex
 from kernel.rtnl import NLM_F_DUMP, Request
-from process.values import dataclass, field
+from process.values import dataclass, field, replace
 
 NETDEV, ARP = 5, 3  # NFPROTO_*
 FAMILY_NAMES = {nft.INET: "inet", nft.IPV4: "ip", nft.IPV6: "ip6", nft.BRIDGE: "bridge", NETDEV: "netdev", ARP: "arp"}
-_GETCHAIN, _GETRULE, _GETSET = (10 << 8 | number for number in (4, 7, 10))
+_GETTABLE, _GETCHAIN, _GETRULE, _GETSET = (10 << 8 | number for number in (1, 4, 7, 10))
+_DORMANT = 1  # NFT_TABLE_F_DORMANT
 _ELEM_KEY, _ELEM_DATA, _ELEM_FLAGS, _ELEM_KEY_END = 1, 2, 3, 10  # NFTA_SET_ELEM_*
 _INTERVAL, _INTERVAL_END = 4, 1  # NFT_SET_INTERVAL, NFT_SET_ELEM_INTERVAL_END
 _WORD = 4
@@ -92,12 +93,16 @@ class Elements:
 
 @dataclass(frozen=True)
 class Ruleset:
-    """All chains and rules, the rules by the place of their chain; `interfaces` are the ifindexes by name."""
+    """All chains and rules, the rules by the place of their chain; `interfaces` are the ifindexes by name.
+
+    No packet passes the chains of a `dormant` table: they have no hook here.
+    """
 
     chains: tuple[FilterChain, ...] = ()
     rules: dict[tuple[int, str, str, str], list[FilterRule]] = field(default_factory=dict)
     interval_sets: frozenset[tuple[int, str, str]] = frozenset()
     interfaces: dict[str, int] = field(default_factory=dict)
+    dormant: frozenset[tuple[int, str]] = frozenset()
     _sets: dict[tuple[int, str, str], Elements | None] = field(default_factory=dict)
     _indexes: dict[tuple[int, str, str, str], RuleIndex] = field(default_factory=dict)
 
@@ -129,7 +134,15 @@ def read_ruleset() -> Ruleset:
     except nft.UnavailableError:
         return Ruleset()
     with socket:
-        chains = {chain.place: chain for chain in map(_chain, _dump(socket, "chains", ChainMessage, _GETCHAIN))}
+        dormant = frozenset(
+            (one["family"], one.get_attr("NFTA_TABLE_NAME") or "")
+            for one in _dump(socket, "tables", TableMessage, _GETTABLE)
+            if (one.get_attr("NFTA_TABLE_FLAGS") or 0) & _DORMANT
+        )
+        chains = {one.place: one for one in map(_chain, _dump(socket, "chains", ChainMessage, _GETCHAIN))}
+        for place, chain in chains.items():
+            if (chain.family, chain.table) in dormant:
+                chains[place] = replace(chain, hook=None)
         rules: dict[tuple[int, str, str, str], list[FilterRule]] = {}
         if chains:
             for message in _dump(socket, "rules", RuleMessage, _GETRULE):
@@ -143,7 +156,8 @@ def read_ruleset() -> Ruleset:
                 if (message.get_attr("NFTA_SET_FLAGS") or 0) & _INTERVAL:
                     table, name = message.get_attr("NFTA_SET_TABLE") or "", message.get_attr("NFTA_SET_NAME") or ""
                     intervals.add((message["family"], table, name))
-    return Ruleset(tuple(chains.values()), rules, frozenset(intervals), {name: index for index, name in if_nameindex()})
+    interfaces = {name: index for index, name in if_nameindex()}
+    return Ruleset(tuple(chains.values()), rules, frozenset(intervals), interfaces, dormant)
 
 
 def _dump(socket: NftSocket, what: str, kind: type[object], number: int) -> list[ChainMessage]:

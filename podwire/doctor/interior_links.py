@@ -7,6 +7,7 @@ from shlex import quote
 
 from kernel.link import IFF_NOARP, Link
 from podwire.doctor import interior_faults as faults
+from podwire.doctor import local_ports
 from podwire.doctor.finding import Finding, Severity
 from podwire.doctor.gateways import gateway_commands, ipv6_of
 from podwire.doctor.interior_pod import InspectedPod
@@ -37,6 +38,7 @@ def _settings(one: InspectedPod, link: Link) -> Iterator[Finding]:
     has_ipv6 = any(address.version == 6 for address in one.pod.addresses)
     for setting, bad, good, effect in (
         ("ipv4/ip_default_ttl", range(10), "64", "its packets expire on the way"),
+        (f"ipv6/conf/{name}/hop_limit", range(10), "64", "its IPv6 packets expire on the way"),
         (f"ipv4/conf/{name}/arp_ignore", (8,), "0", "it does not answer ARP requests"),
         (f"ipv4/neigh/{name}/mcast_solicit", (0,), "3", "it does not ask for MAC addresses"),
         (f"ipv6/conf/{name}/disable_ipv6", (1,) if has_ipv6 else (), "0", "its IPv6 addresses are off"),
@@ -45,7 +47,7 @@ def _settings(one: InspectedPod, link: Link) -> Iterator[Finding]:
         if value.isdigit() and int(value) in bad:
             text = f"net/{setting} is {value}: {effect}"
             fix = one.inner(f"sysctl -w net/{setting}={good}")
-            if setting.startswith("ipv6"):  # the kernel has removed the addresses
+            if setting.endswith("disable_ipv6"):  # the kernel has removed the addresses
                 fix = Run(f"{fix} && {one.restore(link)}")
             yield one.finding(faults.SETTING, text, fix, severity=Severity.PROBLEM)
     if read("ipv4/icmp_echo_ignore_all") == "1":
@@ -57,12 +59,10 @@ def _settings(one: InspectedPod, link: Link) -> Iterator[Finding]:
             causes=False,
             severity=Severity.NOTE,
         )
-    ports = (read("ipv4/ip_local_port_range") or "").split()
-    if len(ports) == 2 and int(ports[1]) - int(ports[0]) < 100:
-        text = f"net/ipv4/ip_local_port_range is {ports[0]} to {ports[1]}: it can open few connections"
-        yield one.finding(
-            faults.SETTING, text, one.inner("sysctl -w net/ipv4/ip_local_port_range='32768 60999'"), causes=False
-        )
+    if few := local_ports.find(read):
+        change: str = one.inner(f"sysctl -w net/{few.assignment}") if few.assignment else f"in the pod: {few.advice}"
+        text = f"net/{few.setting}: {few.text}: it can open few connections"
+        yield one.finding(faults.SETTING, text, change, causes=False)
 
 
 def _mtus(one: InspectedPod, link: Link) -> Iterator[Finding]:

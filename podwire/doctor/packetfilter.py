@@ -15,11 +15,14 @@ from attachment.masquerade.names import CLUSTER_CHAIN
 from cni.conf import Attachment
 from kernel.netfilter import iptables, nft, nft_owner
 from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
+from kernel.netfilter.ruleset import FAMILY_NAMES
 from plugins.firewall import firewalld
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Node
 from podwire.doctor.rules import LEGACY
+from podwire.doctor.run import Run
 from podwire.node.programs import find_program, get_output_lines, legacy_program
+from podwire.node.rule_owners import PODWIRE, owner_of
 
 Owners = frozenset[tuple[str, Attachment]]  # with their networks
 
@@ -58,6 +61,12 @@ _STALE = Fault(
     "there are rules of containers that are no longer running, or that neither the cache nor an address in use names: "
     "they may affect another pod",
     "`podwire gc NETWORK`",
+)
+_DORMANT = Fault(
+    "table-dormant",
+    Severity.PROBLEM,
+    'a table with podwire\'s rules has the flag "dormant": no packet passes its rules, although all are there',
+    "`nft add table FAMILY NAME`, which ends the flag; advice if the table has rules of others, too",
 )
 _EMPTY = Fault(
     "cluster-networks-empty",
@@ -192,6 +201,20 @@ def _stale_owned(node: Node, socket: NftSocket, names: set[str], running: Owners
                     counts.setdefault(network, set()).add(owner[nft_owner.HASH_BYTES :].hex()[:_HASH_DIGITS])
 
 
+def _dormant(node: Node) -> Iterator[Finding]:
+    for family, name in sorted(node.ruleset.dormant):
+        rules = [rule for place, rules in node.ruleset.rules.items() if place[:2] == (family, name) for rule in rules]
+        owned = [rule for rule in rules if owner_of(rule.chain, rule) == PODWIRE]
+        if owned:
+            table = f"{FAMILY_NAMES[family]} {name}"
+            text = (
+                f"table {table} is dormant: no packet passes its rules, and {len(owned)} of {len(rules)} are podwire's"
+            )
+            wake = Run(f"nft add table {table}")
+            advice = f"if the rules of others in it may work again, too: {wake}"
+            yield _DORMANT.finding(table, text, wake if len(owned) == len(rules) else advice)
+
+
 def _cluster(node: Node) -> Iterator[Finding]:
     """Reports that all sets and chains for the cluster's networks are empty."""
     names = [
@@ -230,6 +253,7 @@ def _digits(text: str) -> str:
 CHECKS = (
     Check(_GROUP, "mixture", "one variant of iptables has rules", _mixture, (_MIXED,)),
     Check(_GROUP, "firewalld", "firewalld is not running, or the pods are in a zone", _firewalld, (_FIREWALLD,)),
+    Check(_GROUP, "dormant", "the tables with podwire's rules are in use", _dormant, (_DORMANT,)),
     Check(_GROUP, "cluster", "the networks of the cluster are known, or no network needs them", _cluster, (_EMPTY,)),
     Check(_GROUP, "stale", "all rules belong to running containers", _stale, (_STALE,)),
 )

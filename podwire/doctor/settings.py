@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from kernel import sysctl
+from podwire.doctor import local_ports
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
 from podwire.doctor.pods import list_pods, list_uplinks
@@ -58,6 +59,8 @@ def _below(number: int) -> Callable[[int], bool]:
 
 _CT = "netfilter/nf_conntrack_"
 _NO_ANSWERS, _NO_REQUESTS = "the host does not answer ARP requests", "the host does not look for neighbours"
+_FRAGMENTS, _DATAGRAM = "packets that arrive in fragments are lost: there is no room for the fragments", 65536
+_EXPIRE = "the host's own packets expire on the way"
 _LATE = "answers to UDP packets come too late"
 _SETTINGS = (
     _Setting(_STOPS, "ipv4/conf/{}/arp_ignore", _is(8), "0", _NO_ANSWERS),
@@ -68,7 +71,10 @@ _SETTINGS = (
     _Setting(_STOPS, "ipv4/neigh/default/gc_thresh3", _below(8), "1024", "the ARP table has no room"),
     _Setting(_STOPS, "ipv6/neigh/default/gc_thresh3", _below(8), "1024", "the NDP table has no room"),
     _Setting(_STOPS, f"{_CT}max", lambda value: 0 < value < 64, "262144", "few connections are possible"),
-    _Setting(_HINDERS, "ipv4/ip_default_ttl", _below(10), "64", "the host's own packets expire on the way"),
+    _Setting(_STOPS, "ipv4/ipfrag_high_thresh", _below(_DATAGRAM), "4194304", _FRAGMENTS),
+    _Setting(_STOPS, "netfilter/nf_conntrack_frag6_high_thresh", _below(_DATAGRAM), "4194304", _FRAGMENTS),
+    _Setting(_HINDERS, "ipv6/conf/{}/hop_limit", _below(10), "64", _EXPIRE, uplinks=True),
+    _Setting(_HINDERS, "ipv4/ip_default_ttl", _below(10), "64", _EXPIRE),
     _Setting(
         _HINDERS, f"{_CT}tcp_timeout_established", _below(300), "432000", "idle connections are forgotten and hang"
     ),
@@ -98,29 +104,17 @@ def _check(node: Node) -> Iterator[Finding]:
     for one in _SETTINGS:
         for interface in (uplinks if one.uplinks else gates) if "{}" in one.name else [""]:
             name = one.name.format(interface)
-            value = _number(name)
+            value = _number(node, name)
             if value is not None and one.is_bad(value):
                 fix = Run(sysctl.command(name, one.good))
                 yield one.fault.finding(f"net/{name}", f"it is {value}: {one.effect}", fix)
-    yield from _port_range()
+    if few := local_ports.find(node.sysctl):
+        change: str = Run(f"sysctl -w net/{few.assignment}") if few.assignment else few.advice
+        yield _HINDERS.finding(f"net/{few.setting}", f"{few.text}: the host can open few connections at a time", change)
 
 
-def _port_range() -> Iterator[Finding]:
-    name = "ipv4/ip_local_port_range"
-    try:
-        first, last = map(int, sysctl.get(name).split())
-    except (OSError, ValueError):
-        return
-    if last - first < 100:
-        text = f"it is {first} to {last}: the host can open few connections at a time"
-        yield _HINDERS.finding(f"net/{name}", text, Run(f"sysctl -w net/{name}='32768 60999'"))
-
-
-def _number(name: str) -> int | None:
-    try:
-        value = sysctl.get(name)
-    except OSError:
-        return None
+def _number(node: Node, name: str) -> int | None:
+    value = node.sysctl(name) or ""
     return int(value) if value.isdigit() else None
 
 
