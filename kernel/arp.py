@@ -31,7 +31,12 @@ class Conflict(NamedTuple):
 
 def build_probe(mac: bytes, address: bytes) -> bytes:
     """Returns an ARP request for an address, without an address of the sender, which no host stores."""
-    return _PACKET.pack(_ETHERNET, _ETH_P_IP, 6, 4, _REQUEST, mac, bytes(4), bytes(6), address)
+    return build_request(mac, bytes(4), address)
+
+
+def build_request(mac: bytes, sender: bytes, address: bytes) -> bytes:
+    """Returns an ARP request of the host with an address and a MAC address for another address."""
+    return _PACKET.pack(_ETHERNET, _ETH_P_IP, 6, 4, _REQUEST, mac, sender, bytes(6), address)
 
 
 def find_conflict(packet: bytes, mac: bytes, probed: Collection[bytes]) -> Conflict | None:

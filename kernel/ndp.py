@@ -1,4 +1,4 @@
-"""Duplicate address detection of IPv6 (RFC 4862): a neighbour solicitation without a source, and its answers."""
+"""Neighbour solicitations of IPv6 (RFC 4861), also without a source (is an address used? RFC 4862), and answers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,26 @@ import struct
 ETH_P_IPV6 = 0x86DD  # linux/if_ether.h
 _ICMP6, _HOP_LIMIT, _SOLICITATION, _ADVERTISEMENT = 58, 255, 135, 136
 _HEADER_BYTES, _TARGET_OFFSET, _TARGET_LINK_ADDRESS = 40, 8, 2
+_SOURCE_LINK_ADDRESS = 1
 
 
 def build_probe(address: bytes) -> bytes:
     """Returns a neighbour solicitation for an address, from the unspecified address, with its IPv6 header."""
-    body = struct.pack(">BBHI", _SOLICITATION, 0, 0, 0) + address
+    return _solicitation(bytes(16), address, b"")
+
+
+def build_request(mac: bytes, sender: bytes, address: bytes) -> bytes:
+    """Returns a neighbour solicitation of the host with an address and a MAC address for another address."""
+    return _solicitation(sender, address, bytes((_SOURCE_LINK_ADDRESS, 1)) + mac)
+
+
+def _solicitation(sender: bytes, address: bytes, option: bytes) -> bytes:
+    body = struct.pack(">BBHI", _SOLICITATION, 0, 0, 0) + address + option
     destination = solicited_node(address)
-    pseudo = bytes(16) + destination + struct.pack(">II", len(body), _ICMP6)
+    pseudo = sender + destination + struct.pack(">II", len(body), _ICMP6)
     checksum = _checksum(pseudo + body)
     body = body[:2] + checksum.to_bytes(2, "big") + body[4:]
-    return struct.pack(">IHBB", 6 << 28, len(body), _ICMP6, _HOP_LIMIT) + bytes(16) + destination + body
+    return struct.pack(">IHBB", 6 << 28, len(body), _ICMP6, _HOP_LIMIT) + sender + destination + body
 
 
 def solicited_node(address: bytes) -> bytes:

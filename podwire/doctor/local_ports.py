@@ -20,7 +20,7 @@ class FewPorts(NamedTuple):
 
 
 def find(read: Callable[[str], str | None]) -> FewPorts | None:
-    """Returns why a namespace has few local ports, None if it has enough; `read` reads a setting below /proc/sys/net.
+    """Returns why there are few local ports, None if there are enough; `read` reads a setting below /proc/sys/net.
 
     The kernel chooses from the range, without the reserved ports (ip-sysctl in the kernel's documentation).
     """
@@ -31,8 +31,8 @@ def find(read: Callable[[str], str | None]) -> FewPorts | None:
     if len(ports) < _FEW:
         return FewPorts(_RANGE, f"it is {bounds[0]} to {bounds[1]}", f"{_RANGE}={_DEFAULT}")
     reserved = read(_RESERVED) or ""
-    taken = sum(_overlap(ports, *part.partition("-")[::2]) for part in reserved.split(",") if part)
-    if len(ports) - taken < _FEW:
+    unusable = sum(_overlap(ports, *part.partition("-")[::2]) for part in reserved.split(",") if part)
+    if len(ports) - unusable < _FEW:
         return FewPorts(_RESERVED, f"it is {reserved}", "", f"reserve fewer ports: sysctl -w net/{_RESERVED}=PORTS")
     return None
 

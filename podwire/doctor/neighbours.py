@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from shlex import quote
 
 from cni.address import format_mac
-from kernel.link import Link
 from kernel.neighbour import Entry
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
-from podwire.doctor.pods import Pod, list_pods, list_uplinks, port_of_mac
+from podwire.doctor.pods import Pod, list_pods, port_of_mac
 from podwire.doctor.run import Run
 
 _GROUP = "neighbours"
@@ -46,8 +45,8 @@ _SAME_MAC = Fault(
 _SILENT = Fault(
     "gateway-silent",
     Severity.WARNING,
-    "the gateway of the host's default route does not answer ARP or NDP requests: other machines are not reachable",
-    "check cable, VLAN and address of the uplink, and the gateway",
+    "the gateway of a route of the host does not answer ARP or NDP requests: the machines behind it are not reachable",
+    "check cable, VLAN and address of the interface, and the gateway; or remove the route",
 )
 _FIXED = Fault(
     "gateway-fixed",
@@ -111,21 +110,15 @@ def _forwarding(node: Node) -> Iterator[Finding]:
 
 
 def _gateways(node: Node) -> Iterator[Finding]:
-    uplinks: dict[int, Link] = {link.index: link for link in list_uplinks(node)}
-    gateways = {
-        (index, gateway)
-        for route in node.fib.routes
-        if not route.destination.prefixlen and route.table == 254
-        for index, gateway in route.hops
-    }
+    routes = {hop: route for route in reversed(node.fib.routes) for hop in route.hops}
     for entry in node.neighbours:
-        uplink = uplinks.get(entry.ifindex)
-        if uplink is None or (entry.ifindex, entry.address) not in gateways or entry.is_proxy:
+        uplink, route = node.link_of(entry.ifindex), routes.get((entry.ifindex, entry.address))
+        if uplink is None or route is None or entry.is_proxy:
             continue
         if entry.is_failed:
-            text = f'the gateway {entry.address} on "{uplink.name}" does not answer'
+            text = f'the gateway {entry.address} on "{uplink.name}" does not answer: {node.describe(route)}'
             yield _SILENT.finding("host", text, _SILENT.fix)
-        elif entry.is_permanent:
+        elif entry.is_permanent and not route.destination.prefixlen:  # overlays have fixed entries for their routes
             text = (
                 f'the MAC address of the gateway {entry.address} on "{uplink.name}" was set to {format_mac(entry.mac)}'
             )
@@ -136,5 +129,5 @@ def _gateways(node: Node) -> Iterator[Finding]:
 CHECKS = (
     Check(_GROUP, "entries", "no neighbour entry of a pod is wrong", _entries, (_WRONG, _PROXY)),
     Check(_GROUP, "forwarding", "the bridges know where their pods are", _forwarding, (_FORWARDING, _SAME_MAC)),
-    Check(_GROUP, "next hops", "the host's gateway answers, or was not asked", _gateways, (_SILENT, _FIXED)),
+    Check(_GROUP, "next hops", "the host's gateways answer, or were not asked", _gateways, (_SILENT, _FIXED)),
 )

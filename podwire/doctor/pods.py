@@ -15,9 +15,9 @@ from podwire.attachments import CachedAttachment
 from podwire.doctor.node import Interface, Node
 from podwire.node.host_ports import list_host_ports
 from podwire.node.model import HostPort
+from podwire.predictions.routing import REMOTE
 
 # Addresses that no node has: what a pod sends to other machines goes to one of them.
-REMOTE = {4: ("1.1.1.1", "8.8.8.8", "193.0.14.129"), 6: ("2606:4700:4700::1111", "2001:7fd::1")}
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,8 @@ from kernel.rtnl import Socket
 from process.values import replace
 
 _LOOPBACK = "lo"  # where the host's own packets come from
+# Addresses of other machines, by IP version, in both halves of the address space.
+REMOTE = {4: ("1.1.1.1", "8.8.8.8", "193.0.14.129"), 6: ("2606:4700:4700::1111", "2001:7fd::1")}
 MARTIAN = "martian"  # the kernel drops it: its source address is one of this host
 _ROOT = 0  # the user of forwarded packets, and of those that this program sends
 

@@ -1,4 +1,4 @@
-"""The attempts of a test, and one beside exchanges and transfers: a search for duplicate addresses.
+"""The attempts of a test, and one beside exchanges and transfers: a search for the machine that has an address.
 
 All attempts have the same interface: `feed` until `is_done`, waiting for `descriptors` or `wait_s`.
 """
@@ -18,7 +18,7 @@ from kernel.packet_socket import PacketSocket, arp_filter, neighbour_advertiseme
 from kernel.rtnl import wait_readable
 from podwire.trace.place import Place
 
-_PROBES, _PROBE_INTERVAL_S = 2, 0.15
+_INTERVAL_S = 0.15
 _HEADER_BYTES = 14  # of an Ethernet frame
 
 
@@ -54,11 +54,17 @@ def run_all(attempts: Sequence[Attempt]) -> None:
         wait_readable(descriptors, max(0.0, min(attempt.wait_s for attempt in pending)) + 0.001)
 
 
-class DuplicateSearch:
-    """Asks on a pod's network who has the pod's own address: another machine must not answer. A context manager."""
+class OwnerSearch:
+    """Asks on a link (ARP, NDP) which other machine has an address: `other_mac` is its answer. A context manager.
 
-    def __init__(self, source: Place, link: Link, address: Address) -> None:
+    `sender` is the address of the link that asks. Without one, only for an address of the link itself: a machine that
+    has just begun to use the address would give it up.
+    """
+
+    def __init__(self, source: Place, link: Link, address: Address, sender: Address | None, limit_s: float) -> None:
         self.address = address
+        self._sender = sender
+        self._requests = max(2, int(limit_s / _INTERVAL_S))
         self.other_mac = ""
         self.error = 0
         self.sent = 0
@@ -68,7 +74,7 @@ class DuplicateSearch:
         self._stack = ExitStack()
         self._socket = self._stack.enter_context(source.call(lambda: PacketSocket(link.index, packets)))
 
-    def __enter__(self) -> DuplicateSearch:
+    def __enter__(self) -> OwnerSearch:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -81,25 +87,25 @@ class DuplicateSearch:
 
     @property
     def is_done(self) -> bool:
-        """Whether another machine answered, the kernel refused a probe, or time is up."""
-        return bool(self.other_mac or self.error) or (self.sent >= _PROBES and time.monotonic() >= self._next_s)
+        """Whether another machine answered, the kernel refused a request, or time is up."""
+        return bool(self.other_mac or self.error) or (self.sent >= self._requests and time.monotonic() >= self._next_s)
 
     @property
     def wait_s(self) -> float:
-        """The seconds until the next probe."""
+        """The seconds until the next request."""
         return self._next_s - time.monotonic()
 
     def feed(self) -> None:
-        """Sends a probe if it is time, and reads answers."""
+        """Sends a request if it is time, and reads answers."""
         try:
             self._continue()
         except OSError as error:  # the interface is down
             self.error = error.errno or errno.EIO
 
     def _continue(self) -> None:
-        if self.sent < _PROBES and time.monotonic() >= self._next_s:
+        if self.sent < self._requests and time.monotonic() >= self._next_s:
             self.sent += 1
-            self._next_s = time.monotonic() + _PROBE_INTERVAL_S
+            self._next_s = time.monotonic() + _INTERVAL_S
             self._socket.send(self._frame())
         while (received := self._socket.receive()) is not None:
             packet = received[0][_HEADER_BYTES:]
@@ -112,10 +118,11 @@ class DuplicateSearch:
                 self.other_mac = format_mac(mac)
 
     def _frame(self) -> bytes:
+        wanted, sender = self.address.packed, self._sender.packed if self._sender else b""
         if self.address.version == 4:
             destination, ethertype = arp.BROADCAST, arp.ETH_P_ARP
-            packet = arp.build_probe(self._mac, self.address.packed)
+            packet = arp.build_request(self._mac, sender, wanted) if sender else arp.build_probe(self._mac, wanted)
         else:
-            destination, ethertype = ndp.multicast_mac(ndp.solicited_node(self.address.packed)), ndp.ETH_P_IPV6
-            packet = ndp.build_probe(self.address.packed)
+            destination, ethertype = ndp.multicast_mac(ndp.solicited_node(wanted)), ndp.ETH_P_IPV6
+            packet = ndp.build_request(self._mac, sender, wanted) if sender else ndp.build_probe(wanted)
         return destination + self._mac + ethertype.to_bytes(2, "big") + packet

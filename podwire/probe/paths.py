@@ -12,17 +12,20 @@ from typing import NamedTuple
 
 from cni.address import Address
 from cni.fields import Fields
+from kernel.fib import packet_to
+from kernel.link import IFF_NOARP
 from kernel.packet_tap import PROTOCOLS, TCP, UDP
 from podwire.attachments import CachedAttachment
 from podwire.facts import resolvers
 from podwire.node.model import HostPort, Pod
+from podwire.predictions.routing import REMOTE
 from podwire.trace.destination import source_address
 from podwire.trace.exchange import Flow
 from podwire.trace.outside import ExternalHost
 from podwire.trace.place import Place
 from podwire.trace.topology import PodPlace, Topology
 
-ECHO, DATAGRAM, STREAM, QUERY, DUPLICATE = "icmp", "udp", "tcp", "dns", "duplicate"
+ECHO, DATAGRAM, STREAM, QUERY, DUPLICATE, NEXT_HOP = "icmp", "udp", "tcp", "dns", "duplicate", "next-hop"
 _LOOPBACK = ip_address("127.0.0.1")
 _ISOLATING = ("isolated", "same-bridge")
 
@@ -30,7 +33,8 @@ _ISOLATING = ("isolated", "same-bridge")
 class Path(NamedTuple):
     """A path to test: `name` of its kind, what is sent, from where to which address, and where it should arrive.
 
-    `port` is what a client connects to (0: any that is free at `target`), `target_port` the port there.
+    `port` is what a client connects to (0: any that is free at `target`), `target_port` the port there. With `link`, an
+    interface of the source, the packet asks there for the MAC address of the destination.
     """
 
     pod: Pod
@@ -42,6 +46,7 @@ class Path(NamedTuple):
     port: int = 0
     target: Place | None = None
     target_port: int = 0
+    link: str = ""
 
     @property
     def flow(self) -> Flow:
@@ -85,13 +90,31 @@ def list_paths(
     yield from _query_paths(pod, place)
 
 
+def list_next_hops(topology: Topology, pod: Pod) -> Iterator[Path]:
+    """Yields a path to each gateway to which the node sends a pod's packets to other machines."""
+    node, place = topology.node, topology.place(pod)
+    for version, remotes in REMOTE.items():
+        local = place.address(version)
+        if local is None or pod.kind != "veth" or not _has_default(topology.cached(pod), version):
+            continue
+        for remote in remotes:
+            choice = node.fib.look_up(packet_to(ip_address(remote), local, pod.bridge or pod.host_interface))
+            for index, gateway in choice.route.hops if choice.is_delivered and choice.route else ():
+                link = node.link_of(index)
+                if gateway and link and link.mac and link.is_up and not link.flags & IFF_NOARP:
+                    assigned = (one.address.ip for one in node.addresses.get(index, ()))
+                    source = next((item for item in assigned if item.version == gateway.version), None)
+                    if source is not None:
+                        yield Path(pod, NEXT_HOP, NEXT_HOP, node, source, gateway, link=link.name)
+
+
 def _local_paths(
     topology: Topology, pod: Pod, place: PodPlace, local: Address, cached: CachedAttachment | None
 ) -> Iterator[Path]:
     """Yields the paths between pod and node, and the search for a second owner of the address."""
     node = topology.node
     if pod.kind in ("veth", "macvlan"):
-        yield Path(pod, "duplicate", DUPLICATE, place, local, local)
+        yield Path(pod, "duplicate", DUPLICATE, place, local, local, link=pod.attachment.ifname)
     gateway = _gateway(cached, local.version)
     if gateway is not None and not (node.has(gateway) or topology.is_gateway(pod)):
         gateway = None  # a router outside the node

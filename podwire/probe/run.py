@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
+from shlex import quote
 from typing import NamedTuple
 
 from cni.address import Address
@@ -16,7 +17,7 @@ from kernel.netfilter import conntrack_cleanup
 from kernel.packet_tap import PROTOCOLS
 from podwire.node.model import Pod, format_rate
 from podwire.probe import limits, paths
-from podwire.probe.attempt import Attempt, DuplicateSearch, run_all
+from podwire.probe.attempt import Attempt, OwnerSearch, run_all
 from podwire.probe.paths import DATAGRAM, DUPLICATE, QUERY, STREAM, Path
 from podwire.probe.transfer import PortInUseError, Stage, Transfer
 from podwire.trace import judge
@@ -87,11 +88,15 @@ def test_pods(
 ) -> Iterator[Result]:
     """Yields the results of all paths of pods, in order; adds pods that cannot be entered to `unseen`."""
     traced: dict[object, Suspect | None] = {}
+    hops: set[object] = set()  # tested once
     for start in range(0, len(pods), _PODS_IN_PARALLEL):
         desired: list[Path] = []
         for pod in pods[start : start + _PODS_IN_PARALLEL]:
             try:
+                new = {(path.link, path.destination): path for path in paths.list_next_hops(topology, pod)}
                 desired += paths.list_paths(topology, pod, outer, addresses)
+                desired += [path for key, path in new.items() if key not in hops]
+                hops |= new.keys()
             except CniError as error:
                 unseen.append(f"the paths of {name_of(pod)}: {error.msg}")
         with _neighbours_restored(desired):
@@ -212,11 +217,12 @@ def _open(path: Path, timeout_s: float, stack: ExitStack) -> Attempt | Result:
 
 
 def _attempt(path: Path, timeout_s: float, stack: ExitStack) -> Attempt:
-    if path.kind == DUPLICATE:
-        link = path.source.link(path.pod.attachment.ifname)
+    if path.link:
+        link = path.source.link(path.link)
         if link is None:
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
-        return stack.enter_context(DuplicateSearch(path.source, link, path.destination))
+        sender, limit_s = (None, 0) if path.kind == DUPLICATE else (path.source_address, timeout_s)
+        return stack.enter_context(OwnerSearch(path.source, link, path.destination, sender, limit_s))
     if path.kind == STREAM and path.target is not None:
         try:
             return stack.enter_context(
@@ -241,8 +247,8 @@ def _result(path: Path, attempt: Attempt) -> Result:
             return _in_time(path, attempt.elapsed_s)
         reason = os.strerror(attempt.error) if attempt.error else attempt.stage.value
         return Result(path, State.LOST, None, reason)
-    if isinstance(attempt, DuplicateSearch):
-        return _duplicate(path, attempt)
+    if isinstance(attempt, OwnerSearch):
+        return _duplicate(path, attempt) if path.kind == DUPLICATE else _next_hop(path, attempt)
     if isinstance(attempt, Exchange):
         seen = attempt.finish()
         outcome = judge.outcome_of(seen)
@@ -262,16 +268,29 @@ def _in_time(path: Path, elapsed_s: float, *, resent: bool = False, detail: str 
     return Result(path, State.SLOW if slow else State.OK, elapsed_s * 1000, detail)
 
 
-def _duplicate(path: Path, search: DuplicateSearch) -> Result:
-    if search.error:
-        return Result(path, State.LOST, None, f"cannot send: {os.strerror(search.error)}")
-    if not search.other_mac:
-        return Result(path, State.OK)
+def _duplicate(path: Path, search: OwnerSearch) -> Result:
+    if search.error or not search.other_mac:
+        return _unless_error(path, search)
     text = f"another machine with the MAC address {search.other_mac} has the address {search.address}"
     suspect = Suspect(
         "duplicate", path.source.name, text, search.other_mac, look=f"ip neighbour | grep {search.other_mac}"
     )
     return Result(path, State.LOST, None, "the address is used twice", suspect)
+
+
+def _next_hop(path: Path, search: OwnerSearch) -> Result:
+    if search.error or search.other_mac:
+        return _unless_error(path, search)
+    text = f"no machine on {path.link} answers for the gateway {search.address}"
+    look = f"ip neighbour show {search.address} dev {quote(path.link)}"
+    suspect = Suspect("gateway", path.source.name, text, str(search.address), look=look)
+    return Result(path, State.LOST, None, "no answer", suspect)
+
+
+def _unless_error(path: Path, search: OwnerSearch) -> Result:
+    if search.error:
+        return Result(path, State.LOST, None, f"cannot send: {os.strerror(search.error)}")
+    return Result(path, State.OK)
 
 
 def _with_suspect(

@@ -61,8 +61,11 @@ def _versions(node: Place) -> tuple[int, ...]:
 
 
 def _free_network(node: Place, version: int) -> tuple[Cidr, Cidr]:
-    """Returns the addresses of the node and of the outside in the first network that the node has no route to."""
-    used = [one.destination for one in node.fib.routes if one.destination.prefixlen]
+    """Returns the addresses of the node and of the outside in the first network that the node has no route to.
+
+    VPNs have halves of IPv4, and 2000::/3, in place of a default route.
+    """
+    used = [one.destination for one in node.fib.routes if one.destination.prefixlen > 3]
     for text in _NETWORKS[version]:
         network = ip_network(text)
         if not any(network.overlaps(other) for other in used if other.version == version):

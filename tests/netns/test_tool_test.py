@@ -18,7 +18,7 @@ from tests.support.packet_node import PacketNode
 pytestmark = pytest.mark.needs("nft_nat", "nft_inet")
 
 _WHOLE = {"ok", "slow"}  # a busy machine may be slow
-_LOCAL = {"duplicate", "gateway", "pod-to-node", "node-to-pod", "pod-to-pod", "pod-to-outside"}
+_LOCAL = {"duplicate", "gateway", "pod-to-node", "next-hop", "node-to-pod", "pod-to-pod", "pod-to-outside"}
 _PORTS = {"outside-to-port", "node-to-port", "localhost-to-port", "hairpin-port"}
 
 
@@ -34,6 +34,10 @@ FAULTS = {
     ),
     "a second machine with the address": (
         "ip -n {client} addr add 10.22.0.2/32 dev eth0", "duplicate", "duplicate", ("10.22.0.2",), (),
+    ),
+    "one of two gateways is dead": (
+        "ip route replace default nexthop via 192.0.2.2 nexthop via 192.0.2.77",
+        "next-hop", "gateway", ("192.0.2.77",), ("pod-to-outside",),
     ),
     "a lost address": ("ip -n {web} addr del 10.22.0.2/24 dev eth0", "gateway", "address", ("10.22.0.2",), ()),
 }  # fmt: skip

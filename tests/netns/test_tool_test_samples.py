@@ -7,7 +7,7 @@ from tests.support.packet_node import PacketNode
 
 _NEED_IPTABLES, _NEED_LIMITS = ("iptables_nft_nat",), ("iptables_nft_nat", "ifb", "tbf")
 _POD_PATHS = {"duplicate", "pod-to-pod"}
-_NODE_PATHS = {"gateway", "pod-to-node", "node-to-pod", "pod-to-outside"}
+_NODE_PATHS = {"gateway", "pod-to-node", "next-hop", "node-to-pod", "pod-to-outside"}
 _SAMPLES = {  # the paths that a network is made for, and the features that it needs
     "10-podwire": (_POD_PATHS | _NODE_PATHS, _NEED_LIMITS),
     "20-dual-stack": (_POD_PATHS | _NODE_PATHS, _NEED_LIMITS),
