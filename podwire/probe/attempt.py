@@ -118,11 +118,11 @@ class OwnerSearch:
                 self.other_mac = format_mac(mac)
 
     def _frame(self) -> bytes:
-        wanted, sender = self.address.packed, self._sender.packed if self._sender else b""
+        target, sender = self.address.packed, self._sender.packed if self._sender else b""
         if self.address.version == 4:
             destination, ethertype = arp.BROADCAST, arp.ETH_P_ARP
-            packet = arp.build_request(self._mac, sender, wanted) if sender else arp.build_probe(self._mac, wanted)
+            packet = arp.build_request(self._mac, sender, target) if sender else arp.build_probe(self._mac, target)
         else:
-            destination, ethertype = ndp.multicast_mac(ndp.solicited_node(wanted)), ndp.ETH_P_IPV6
-            packet = ndp.build_request(self._mac, sender, wanted) if sender else ndp.build_probe(wanted)
+            destination, ethertype = ndp.multicast_mac(ndp.solicited_node(target)), ndp.ETH_P_IPV6
+            packet = ndp.build_request(self._mac, sender, target) if sender else ndp.build_probe(target)
         return destination + self._mac + ethertype.to_bytes(2, "big") + packet
