@@ -76,7 +76,7 @@ class Observation:
 
     `send_error` is the errno of a send that the kernel refused. `is_served` is False if a program of the target uses
     the port, `has_server` is True if this exchange listens there, `is_observed` if the target is observed. `blind`
-    describes what could not be observed.
+    describes what could not be observed. `discards` are the kernel's counters that grew by one or more for each packet.
     """
 
     flow: Flow
@@ -91,6 +91,7 @@ class Observation:
     has_server: bool = False
     is_observed: bool = True
     blind: list[str] = field(default_factory=list)
+    discards: list[tuple[Place, str]] = field(default_factory=list)
 
     def seen(self, place: Place | None, kinds: Sequence[str], *, outgoing: bool | None = None) -> list[Sighting]:
         """Returns the packets of some kinds seen in a place, in both directions or one."""

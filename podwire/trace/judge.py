@@ -12,6 +12,7 @@ from enum import StrEnum
 from itertools import chain
 
 from cni.address import Address
+from kernel import discards
 from kernel.fib import packet_to
 from kernel.packet_tap import ANSWER, ERROR, REFUSAL, REQUEST, TCP, UDP, Sighting
 from podwire.predictions.obstacles import PROGRAM, list_obstacles, list_port_obstacles
@@ -231,6 +232,9 @@ def _unexplained(topology: Topology, seen: Observation) -> Suspect:
         mtu = f" with MTU {answer.mtu}" if answer.error in _TOO_BIG else ""
         text = f"{answer.source} answered with an ICMP error, type {kind} code {code}{mtu}"
         return Suspect("refused-by", str(answer.source), text, str(answer.source))
+    for counting, name in seen.discards[:1]:
+        text = f"the kernel of {counting.name} discarded the packet: {discards.meaning_of(name)} ({name})"
+        return Suspect("discarded", counting.name, text, name, look=discards.command_for(name))
     passed = [(place, one) for place, one in seen.sightings if one.kind in (REQUEST, *_ANSWERS)]
     if not passed:
         return Suspect("unexplained", flow.source.name, "the packet did not leave its namespace, for no known reason")

@@ -88,7 +88,7 @@ def _start_suspects(leg: Leg) -> Iterator[Suspect]:
         if node.has(next_hop):  # the kernel answers ARP only if it would accept a packet of the sender
             device = _routing_device(leg, arriving)
             yield from layer3.routing_suspects(node, leg.packet(iif=device, to=next_hop))
-    if isinstance(leg.end, PodPlace) and next_hop == leg.sent_to:
+    if isinstance(leg.end, PodPlace) and next_hop == leg.sent_to and not node.has(next_hop):
         yield from layer2.safe(_container_links(leg.end))
         yield from missing_address(leg.end, leg.sent_to)
     yield from neighbours

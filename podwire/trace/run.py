@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from cni.address import Address
 from cni.errors import CniError
+from kernel import discards
 from kernel.errors import KernelError
 from kernel.netfilter import conntrack, conntrack_cleanup, nft, nft_trace
 from kernel.netfilter.conntrack import Flow as TrackedFlow
@@ -142,11 +143,15 @@ def _attempt(
     unseen: list[str] = []
     places = tuple(dict.fromkeys((flow.source, topology.node, *([flow.target] if flow.target else []))))
     before = {place: _legacy(place, flow.version, unseen) for place in places}
+    counted = {place: place.call(discards.read) for place in places}
     exchange = Exchange(
         flow, [topology.node], rules=True, answers=answers, tries=tries, interval_s=interval_s, source_port=source_port
     )
     with exchange:
         seen = observe(exchange)
+    for place, known in counted.items():
+        grown = place.call(discards.read).items()
+        seen.discards += [(place, name) for name, value in grown if value - known.get(name, 0) >= max(1, seen.sent)]
     for place in places:
         forget_flow(place, seen)
     dropping = None if judge.outcome_of(seen).is_ok else rules.dropping(seen.events)
