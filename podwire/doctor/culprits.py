@@ -92,7 +92,8 @@ class Culprit:
         """The packets of those kinds of which nothing passes it, to any machine and port, of any pod.
 
         None are, if the rule is a decision: of a policy engine, of a chain for the administrator's rules, about packets
-        between two interfaces or of one pod's interface, or behind rules that permit some of the pods' packets.
+        between two interfaces or of one pod's interface, or behind rules that permit some of the pods' packets: then
+        only the discovery of neighbours, which no allow-list leaves out on purpose.
         """
         interfaces = self.conditions.interfaces
         if (
@@ -104,11 +105,10 @@ class Culprit:
         ):
             return ()
         gates = tuple({one.pod.gate.name for one in self.happenings if one.pod.gate})
-        if is_preceded_by_permission(
-            self.ruleset, self.event, Pods(gates, tuple(self.item.subnets)), _is_no_permission
-        ):
-            return ()
-        return tuple(one for label in self.labels if self._takes_all(label) for one in self._of(label))
+        pods = Pods(gates, tuple(self.item.subnets))
+        is_allow_list = is_preceded_by_permission(self.ruleset, self.event, pods, _is_no_permission)
+        labels = [probes.RESOLVING] if is_allow_list else self.labels
+        return tuple(one for label in labels if self._takes_all(label) for one in self._of(label))
 
     def _names_one_pod(self) -> bool:
         """Returns whether it is about the host veth of a pod: that pod may be in quarantine."""
