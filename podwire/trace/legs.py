@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from cni.address import Address
-from kernel.fib import packet_to
+from kernel.fib import FibRoute, packet_to
 from kernel.link import Link
 from kernel.netfilter.packet import Packet
 from kernel.packet_tap import REQUEST, Sighting
@@ -80,6 +80,8 @@ def _start_suspects(leg: Leg) -> Iterator[Suspect]:
         route = choice.route.describe(start.names) if choice.route else ""
         text = f"the route {route}: no interface of this node has the gateway's address"
         yield Suspect("gateway", start.name, text, route, look=f"ip route get {leg.sent_to}")
+    if isinstance(start, PodPlace) and choice.route and not choice.gateway and not isinstance(leg.end, PodPlace):
+        yield from _gateway_left_out(leg, start, choice.route)
     neighbours = list(layer2.neighbour_suspects(leg.topology, start, choice.ifindex, next_hop))
     yield from (one for one in neighbours if one.name == "neighbour")
     if arriving is not None:
@@ -101,6 +103,17 @@ def _gateway_port_suspects(node: Place, arriving: Link, next_hop: Address) -> It
     if gateway is not None and arriving.master != gateway.index:
         text = f"{arriving.name} is not a port of bridge {gateway.name}, which has the pod's gateway address {next_hop}"
         yield Suspect("bridge-port", node.name, text, arriving.name, look=f"ip link show {arriving.name}")
+
+
+def _gateway_left_out(leg: Leg, start: PodPlace, route: FibRoute) -> Iterator[Suspect]:
+    """Yields a pod's route without the gateway that ADD gave it, for a destination outside of the pod's subnets."""
+    cached = leg.topology.cached(start.pod)
+    ips = [ip for ip in cached.typed_result.ips if ip.address.version == leg.sent_to.version] if cached else []
+    gateway = next((ip.gateway for ip in ips if ip.gateway), None)
+    if gateway is not None and not any(leg.sent_to in ip.address.network for ip in ips):
+        words = route.describe(start.names)
+        text = f"the route {words} asks for the MAC address of {leg.sent_to}, and not for that of the gateway {gateway}"
+        yield Suspect("route", start.name, text, words, look=f"ip route get {leg.sent_to}")
 
 
 def _is_foreign_gateway(leg: Leg, gateway: Address) -> bool:
@@ -253,7 +266,7 @@ def _end_veth(leg: Leg) -> Link | None:
 def _bridge_exit(leg: Leg, arriving: Link) -> Link | None:
     """Returns the port of the same bridge where a frame leaves that is only bridged, None if the node routes it."""
     port = _end_veth(leg)
-    if port is None or not arriving.master:
+    if port is None or not arriving.master or not isinstance(leg.end, PodPlace):
         return None
     choice = leg.start.route(leg.packet())
     is_on_link = choice.route is not None and choice.gateway is None
