@@ -12,6 +12,7 @@ from cni.address import Address
 from kernel import fib
 from kernel.fib import GOTO, LOCAL, REFUSALS, THROW, TO_TABLE, FibRoute, FibRule
 from kernel.netfilter.packet import Packet
+from kernel.route import TABLE_MAIN
 from kernel.rtnl import Socket
 from process.values import replace
 
@@ -74,9 +75,10 @@ class Fib:
         return [one for one in best if one is not None and one.kind == THROW]
 
     def list_defaults(self, version: int) -> list[FibRoute]:
-        """Returns the default routes of all tables that have an interface, sorted by metric."""
+        """Returns the default routes of all tables that have an interface: those of table main first, by metric."""
         defaults = [one for one in self.routes if one.destination.version == version and not one.destination.prefixlen]
-        return sorted((one for one in defaults if one.ifindex), key=lambda one: one.metric)
+        usable = (one for one in defaults if one.ifindex)
+        return sorted(usable, key=lambda one: (one.table != TABLE_MAIN, one.metric))
 
     def with_rule(self, rule: FibRule) -> Fib:
         """Returns the rules and routes with a further rule, behind those of the same priority as in the kernel."""
