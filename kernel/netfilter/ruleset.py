@@ -1,6 +1,6 @@
 """Reads the whole packet filter of this namespace as values: base chains, rules, sets, of every family.
 
-This module only reads. kernel.netfilter.evaluation predicts from these values what happens to a packet.
+This module only reads; podwire.predictions predicts from these values what happens to a packet.
 
 Cost: one dump each of tables, chains, rules and sets, and one for each set that a packet is looked up in.
 """

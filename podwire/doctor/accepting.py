@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from cni.address import Network
 from kernel.netfilter import nft
-from kernel.netfilter.conditions import is_followed_by_restriction, position_of
-from kernel.netfilter.evaluation import FORWARD, INPUT, OUTPUT
 from kernel.netfilter.ruleset import ARP, FAMILY_NAMES, NETDEV
 from podwire.doctor import probes
 from podwire.doctor.culprits import Culprit, is_iptables, tool_of
 from podwire.doctor.probes import Happening
+from podwire.predictions.conditions import is_followed_by_restriction, position_of
+from podwire.predictions.evaluation import FORWARD, INPUT, OUTPUT
 
 # What is accepted of the packets between two interfaces, as matches of iptables and of nftables.
 _ALL = (("", ""),)

@@ -15,16 +15,16 @@ from shlex import quote
 
 from cni.address import Address
 from kernel.netfilter import nft
-from kernel.netfilter.conditions import Conditions, conditions_of
-from kernel.netfilter.evaluation import Event, Fate, traverse_chain
 from kernel.netfilter.packet import ESTABLISHED, NEW, TCP, UDP, Packet
-from kernel.netfilter.permissions import Pods, is_preceded_by_permission
 from kernel.netfilter.ruleset import FAMILY_NAMES, FilterChain, FilterRule, Ruleset
 from podwire.doctor import probes
 from podwire.doctor.node import Interface
 from podwire.doctor.pods import Pod
 from podwire.doctor.probes import Happening
 from podwire.node.rule_owners import ADMINISTRATOR, PODWIRE, is_decision, owner_of
+from podwire.predictions.conditions import Conditions, conditions_of
+from podwire.predictions.evaluation import Event, Fate, traverse_chain
+from podwire.predictions.permissions import Pods, is_preceded_by_permission
 from process.values import replace
 
 # The address of the other machine, by kind of packets; of the others both addresses are the node's and the pods'.

@@ -13,7 +13,6 @@ from attachment.presence import Presence
 from cni.address import Address, format_mac
 from cni.errors import CniError
 from kernel.link import Link
-from kernel.netfilter.evaluation import INPUT, OUTPUT, PREROUTING, Event, Fate, traverse
 from kernel.netfilter.packet import ESTABLISHED, TCP, Packet
 from kernel.netfilter.ruleset import FAMILY_NAMES
 from kernel.netns import Netns
@@ -25,6 +24,7 @@ from podwire.doctor.neighbours import duplicate_advice
 from podwire.doctor.node import Node
 from podwire.doctor.pods import Pod, list_pods, remote_addresses
 from podwire.facts.network import NetworkFacts
+from podwire.predictions.evaluation import INPUT, OUTPUT, PREROUTING, Event, Fate, traverse
 from process.values import replace
 
 _GROUP = "pods"

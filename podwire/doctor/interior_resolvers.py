@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from cni.address import Address
 from kernel.fib import LOCAL, UNICAST, packet_to
-from kernel.netfilter.evaluation import PREROUTING, traverse
 from kernel.netfilter.packet import UDP, Packet
 from podwire.doctor import interior_faults as faults
 from podwire.doctor.finding import Finding, Severity
 from podwire.doctor.interior_pod import InspectedPod
 from podwire.facts import resolvers
 from podwire.facts.network import NetworkFacts
+from podwire.predictions.evaluation import PREROUTING, traverse
 
 _PORT = 53
 _LOOPBACK = "a copy of the host's resolv.conf names the host's own resolver: give the runtime another file (kubelet: "

@@ -13,7 +13,6 @@ from itertools import permutations
 
 from cni.errors import CniError
 from kernel.errors import KernelError
-from kernel.netfilter.evaluation import FORWARD, INPUT, Fate, traverse
 from kernel.netfilter.packet import LOCAL, TCP, UNICAST, Packet
 from kernel.netfilter.ruleset import FilterChain, FilterRule, Ruleset, read_ruleset
 from podwire.doctor.finding import Finding
@@ -21,6 +20,7 @@ from podwire.node.inspection import read_snapshot
 from podwire.node.legacy_filter import with_legacy
 from podwire.node.model import Pod
 from podwire.node.records import Directories
+from podwire.predictions.evaluation import FORWARD, INPUT, Fate, traverse
 from podwire.probe import paths
 from podwire.probe.paths import DATAGRAM, DUPLICATE, STREAM, Path
 from podwire.probe.run import State, send_packets

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from cni.address import Address, parse_mac
-from kernel.netfilter.evaluation import (
+from kernel.netfilter.packet import DNAT_STATUS, ESTABLISHED, ICMP, ICMPV6, LOCAL, TCP, UDP, UNTRACKED, Packet
+from kernel.netfilter.ruleset import FilterRule
+from podwire.doctor.node import Node
+from podwire.doctor.pods import Pod, list_pods, list_uplinks, near_address, node_address, remote_addresses
+from podwire.node.model import HostPort
+from podwire.node.rule_owners import PODWIRE, owner_of
+from podwire.predictions.evaluation import (
     EGRESS,
     FORWARD,
     INGRESS,
@@ -21,12 +27,6 @@ from kernel.netfilter.evaluation import (
     traverse,
     traverse_device,
 )
-from kernel.netfilter.packet import DNAT_STATUS, ESTABLISHED, ICMP, ICMPV6, LOCAL, TCP, UDP, UNTRACKED, Packet
-from kernel.netfilter.ruleset import FilterRule
-from podwire.doctor.node import Node
-from podwire.doctor.pods import Pod, list_pods, list_uplinks, near_address, node_address, remote_addresses
-from podwire.node.model import HostPort
-from podwire.node.rule_owners import PODWIRE, owner_of
 from process.values import replace
 
 _SERVICES = ((TCP, 443), (TCP, 80), (UDP, 53), (ICMP, 0))

@@ -13,7 +13,6 @@ from cni.address import Address
 from kernel import sysctl
 from kernel.fib import BY_KERNEL, LOCAL, REFUSALS, UNICAST, packet_to
 from kernel.link import IFF_LOOPBACK, IFF_LOWER_UP, Link
-from kernel.netfilter.evaluation import PREROUTING, traverse
 from kernel.netfilter.packet import TCP, UDP, Packet
 from kernel.route import TABLE_MAIN
 from podwire.doctor import route_fixes
@@ -23,6 +22,7 @@ from podwire.doctor.gateways import gateways_of, ipv6_of
 from podwire.doctor.node import Node
 from podwire.doctor.pods import Pod, host_addresses, list_pods, list_uplinks, node_address, remote_addresses
 from podwire.doctor.run import Run, unless_intended
+from podwire.predictions.evaluation import PREROUTING, traverse
 from podwire.predictions.routing import MARTIAN, Choice
 from process.values import replace
 

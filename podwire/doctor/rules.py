@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from cni.errors import CniError
-from kernel.netfilter.conditions import conditions_of
-from kernel.netfilter.evaluation import FORWARD, Event, Fate
 from kernel.netfilter.ruleset import FAMILY_NAMES, FilterRule
 from kernel.sockets_table import list_listeners
 from podwire.doctor import probes
@@ -28,6 +26,8 @@ from podwire.doctor.run import Run
 from podwire.node.programs import find_program, get_output_lines
 from podwire.node.rule_owners import ADMINISTRATOR, PODWIRE
 from podwire.output import plural
+from podwire.predictions.conditions import conditions_of
+from podwire.predictions.evaluation import FORWARD, Event, Fate
 
 _GROUP = "packet filter"
 LEGACY = "iptables-legacy"  # a value of `Finding.objects`

@@ -8,14 +8,15 @@ from ipaddress import ip_address
 
 import pytest
 
-from kernel.netfilter import copying, legacy_rules
-from kernel.netfilter.conditions import conditions_of
-from kernel.netfilter.evaluation import traverse
+from kernel.netfilter import copying
 from kernel.netfilter.nft_expression import attribute
-from kernel.netfilter.nft_machine import Machine
 from kernel.netfilter.packet import TRANSPORT, UDP, Packet
 from kernel.netfilter.ruleset import FilterChain, FilterRule, Ruleset
-from kernel.netfilter.verdicts import Match
+from podwire.predictions import legacy_rules
+from podwire.predictions.conditions import conditions_of
+from podwire.predictions.evaluation import traverse
+from podwire.predictions.nft_machine import Machine
+from podwire.predictions.verdicts import Match
 
 CHAIN = FilterChain(2, "filter", "INPUT", "filter", 1)
 PACKET = Packet(4, ip_address("192.0.2.1"), ip_address("192.0.2.2"), UDP, 40000)

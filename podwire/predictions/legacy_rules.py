@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from cni.address import Address
 from kernel.netfilter.packet import Packet
-from kernel.netfilter.verdicts import UNCHANGED, Action, Match
-from kernel.netfilter.xt_rules import PARTIAL, SMALLEST_MSS
+from podwire.predictions.verdicts import UNCHANGED, Action, Match
+from podwire.predictions.xt_rules import PARTIAL, SMALLEST_MSS
 
 _PROTOCOLS = {"tcp": 6, "udp": 17, "icmp": 1, "ipv6-icmp": 58, "sctp": 132, "all": 0}
 _STATES = {"INVALID": 1, "ESTABLISHED": 2, "RELATED": 4, "NEW": 8, "UNTRACKED": 64}

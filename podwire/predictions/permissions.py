@@ -11,12 +11,12 @@ from ipaddress import ip_network
 from typing import NamedTuple
 
 from cni.address import Network
-from kernel.netfilter import xt_rules
-from kernel.netfilter.conditions import InterfaceMatch, conditions_of, effect_of, position_of
-from kernel.netfilter.evaluation import Event
 from kernel.netfilter.nft_expression import parse_content
-from kernel.netfilter.nft_machine import number_of
 from kernel.netfilter.ruleset import FilterChain, FilterRule, Ruleset
+from podwire.predictions import xt_rules
+from podwire.predictions.conditions import InterfaceMatch, conditions_of, effect_of, position_of
+from podwire.predictions.evaluation import Event
+from podwire.predictions.nft_machine import number_of
 
 _ANSWERS, _ICMP, _OTHER = "answers", "icmp", "other"
 _META_INTERFACES, _META_PROTOCOL = (4, 5, 6, 7), 16  # NFT_META_IIF, OIF, IIFNAME, OIFNAME; L4PROTO

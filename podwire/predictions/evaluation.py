@@ -11,11 +11,12 @@ from contextlib import suppress
 from enum import IntEnum
 from typing import NamedTuple
 
-from kernel.netfilter import legacy_rules, nft
-from kernel.netfilter.nft_machine import Machine
+from kernel.netfilter import nft
 from kernel.netfilter.packet import DNAT_STATUS, TRANSPORT, UNTRACKED, Packet
 from kernel.netfilter.ruleset import ARP, NETDEV, FilterChain, FilterRule, Ruleset
-from kernel.netfilter.verdicts import UNCHANGED, Action, Match
+from podwire.predictions import legacy_rules
+from podwire.predictions.nft_machine import Machine
+from podwire.predictions.verdicts import UNCHANGED, Action, Match
 from process.values import dataclass, replace
 
 PREROUTING, INPUT, FORWARD, OUTPUT, POSTROUTING = range(5)  # NF_INET_*

@@ -6,7 +6,7 @@ import struct
 from ipaddress import ip_address
 
 from kernel.netfilter.packet import ICMP, ICMPV6, TRANSPORT, Packet
-from kernel.netfilter.verdicts import UNCHANGED, Action, Match
+from podwire.predictions.verdicts import UNCHANGED, Action, Match
 
 # Matches of some of a connection's packets: at random, above a rate, by content or by time.
 PARTIAL = frozenset(

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from ipaddress import ip_address
 
 from cni.address import Address
-from kernel.netfilter import xt_rules
 from kernel.netfilter.nft_expression import CT_MARK, CT_STATE, parse_content
 from kernel.netfilter.packet import NETWORK, TRANSPORT, Packet, host_number
 from kernel.netfilter.ruleset import Expression, FilterRule, Ruleset
-from kernel.netfilter.verdicts import UNCHANGED, Action, Match
+from podwire.predictions import xt_rules
+from podwire.predictions.verdicts import UNCHANGED, Action, Match
 
 # linux/netfilter/nf_tables.h
 _PROTOCOL, _MARK, _IIF, _OIF, _IIFNAME, _OIFNAME, _IIFTYPE, _OIFTYPE, _NFPROTO, _L4PROTO = (

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from kernel.netfilter.nft_expression import parse_content
-from kernel.netfilter.nft_machine import VERDICTS, number_of
 from kernel.netfilter.ruleset import FilterChain, FilterRule, Ruleset
+from podwire.predictions.nft_machine import VERDICTS, number_of
 
 _IN, _OUT = 6, 7  # NFT_META_IIFNAME, OIFNAME
 _LOADS = ("meta", "payload", "ct", "fib", "socket", "rt", "exthdr", "bitwise", "byteorder", "immediate", "osf", "xfrm")
