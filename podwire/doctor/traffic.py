@@ -28,13 +28,13 @@ _FAULTS = (
         obstacles.QUEUE,
         Severity.WARNING,
         "the queue of an interface on the pods' way delays or loses packets on purpose (netem), or passes less than "
-        "1 Mbit/s: mostly left from a test",
+        "1 Mbit/s, or no full packet: mostly left from a test",
         "`tc qdisc del dev INTERFACE root` for an interface of podwire's; otherwise look for the program that set it",
     ),
     Fault(
         obstacles.FILTER,
         Severity.WARNING,
-        "a filter of traffic control on the pods' way drops packets, or redirects them to an interface that is gone",
+        "a filter of traffic control on the pods' way drops packets, or redirects them to another interface",
         "`tc filter show dev INTERFACE ingress` (or `egress`) shows it: change it in the program that created it",
     ),
     Fault(

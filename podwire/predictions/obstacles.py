@@ -88,6 +88,8 @@ def _queue(link: Link, qdisc: Qdisc) -> Obstacle | None:
     name, effect = quote(link.name), _LOSING.get(qdisc.kind, "")
     if qdisc.bucket and not qdisc.is_shaper and 8 * qdisc.bucket.rate < _SLOW:
         effect = f"passes only {format_rate(8 * qdisc.bucket.rate)}"
+    elif qdisc.bucket and not qdisc.is_shaper and qdisc.bucket.held < link.mtu:
+        effect = f"passes no packet larger than its burst of {qdisc.bucket.held} bytes"
     if not effect:
         return None
     return Obstacle(
@@ -102,9 +104,14 @@ def _filters(facts: NetworkFacts, link: Link, kinds: set[str]) -> Iterator[Obsta
         directions = {"receives": _INGRESS, "sends": _EGRESS}
     for direction, parent in directions.items():
         look = f"tc filter show dev {quote(link.name)} {'ingress' if direction == 'receives' else 'egress'}"
-        if any(one.target == 0 for one in traffic.list_filters(facts.socket, link.index, parent)):
+        targets = {one.target for one in traffic.list_filters(facts.socket, link.index, parent)}
+        if 0 in targets:
             text = f"a filter redirects what it {direction} to an interface that is gone: all of it is lost"
             yield Obstacle(FILTER, text, look, advice="remove the container and create it again")
+        for other in facts.links_at(index for index in targets if index):
+            if other.kind != "ifb":  # a limit of podwire, and of others
+                text = f"a filter redirects what it {direction} to {other.name}: it goes nowhere else"
+                yield Obstacle(FILTER, text, look, advice=f"mirror it in place of redirecting it; to list it: {look}")
         for kind in dict.fromkeys(traffic.list_dropping_filters(facts.socket, link.index, parent)):
             if kind == "bpf":
                 yield Obstacle(PROGRAM, f"a program filters what it {direction}", look, advice=f"look at: {look}")

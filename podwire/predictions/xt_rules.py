@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from ipaddress import ip_address
+from sys import byteorder
 
 from kernel.netfilter.packet import ICMP, ICMPV6, TRANSPORT, Packet
 from podwire.predictions.verdicts import UNCHANGED, Action, Match
@@ -34,6 +35,8 @@ _CONNTRACK = struct.Struct("=HHHH")  # match_flags, invert_flags, state_mask, st
 _CONNTRACK_AT = 146
 _MARK, _ADDRTYPE = struct.Struct("=IIB"), struct.Struct("=HHI")
 _MULTIPORT = struct.Struct("=BB15H15BB")
+_POLICY_AT, _POLICY_IN, _POLICY_NONE = 304, 1, 4  # flags of struct xt_policy_info
+_PHYSDEV_AT, _IS_BRIDGED = 64, 4  # invert, then bitmask, of struct xt_physdev_info
 _STATE, _STATUS = 1, 1 << 6
 _NEW_BIT = 1 << 3  # XT_CONNTRACK_STATE_BIT(IP_CT_NEW)
 _SNAT_BIT, _DNAT_BIT, _UNTRACKED_BIT = 1 << 6, 1 << 7, 1 << 8
@@ -75,6 +78,11 @@ def match(name: str, revision: int, info: bytes, packet: Packet) -> Match:
         result = (info[:6] == packet.source_mac) != bool(info[8])
     elif name == "multiport" and len(info) >= _MULTIPORT.size:
         result = _multiport(info, packet)
+    elif name == "policy" and len(info) >= _POLICY_AT + 2:
+        flags = int.from_bytes(info[_POLICY_AT : _POLICY_AT + 2], byteorder)
+        result = bool(flags & _POLICY_NONE) if flags & _POLICY_IN else None  # the packet did not come by IPsec
+    elif name == "physdev" and len(info) > _PHYSDEV_AT + 1 and info[_PHYSDEV_AT + 1] == _IS_BRIDGED:
+        result = (bool(packet.iif) and packet.iif == packet.oif) != bool(info[_PHYSDEV_AT] & _IS_BRIDGED)
     return Match.MAYBE if result is None else Match.YES if result else Match.NO
 
 
