@@ -39,6 +39,10 @@ FAULTS = {
         "ip route replace default nexthop via 192.0.2.2 nexthop via 192.0.2.77",
         "next-hop", "gateway", ("192.0.2.77",), ("pod-to-outside",),
     ),
+    "an IPsec policy blocks": (
+        "ip xfrm policy add src 10.22.0.0/24 dst 0.0.0.0/0 dir fwd action block",
+        "pod-to-outside", "discarded", ("IPsec", "XfrmInPolBlock"), ("gateway", "pod-to-pod"),
+    ),
     "a lost address": ("ip -n {web} addr del 10.22.0.2/24 dev eth0", "gateway", "address", ("10.22.0.2",), ()),
 }  # fmt: skip
 

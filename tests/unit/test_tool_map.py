@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni.conf import Attachment
-from podwire.node.model import HostInterface, HostPort, Leak, Node, NodeNetwork, Pod, Range, State, format_rate
+from podwire.node.model import (
+    HostInterface,
+    HostPort,
+    Leak,
+    Node,
+    NodeNetwork,
+    Pod,
+    Range,
+    State,
+    fold_ports,
+    format_rate,
+)
 from podwire.views import map_svg
 from podwire.views.shot import Shot
 
@@ -75,6 +86,14 @@ def test_many_pods_fit_on_a_page():
     assert max(map(len, shown)) <= 20
     titles = [item.text or "" for item in root.iter(f"{SVG}title")]
     assert any("ns/deployment-5d78c9869d-00199 | cid-199 | network net | eth0 - veth199" in title for title in titles)
+
+
+def test_following_host_ports_are_one_range():
+    """Ports that follow each other, with their container ports, are one text; another protocol or state is another."""
+    ports = [HostPort(8080 + number, 80 + number, "tcp", confirmed=True) for number in range(3)]
+    ports += [HostPort(8083, 83, "tcp", confirmed=False), HostPort(8085, 85, "udp"), HostPort(8086, 80, "udp")]
+    expected = [("8080-8082->80-82/tcp", True), ("8083->83/tcp", False), ("8085->85/udp", None), ("8086->80/udp", None)]
+    assert fold_ports(ports) == expected
 
 
 def test_map_has_all_properties():
