@@ -6,6 +6,7 @@ This module only reads. Source: snmp_counter.rst and xfrm_proc.rst in the kernel
 from __future__ import annotations
 
 from contextlib import suppress
+from socket import IPPROTO_TCP, IPPROTO_UDP
 
 _NET = "/proc/thread-self/net"  # of the network namespace that this thread has entered
 _TTL, _FRAGMENTS = "its TTL or hop limit ended, or its header is wrong", "its fragments could not be put together"
@@ -33,8 +34,19 @@ def meaning_of(name: str) -> str:
     return _IPSEC if name.startswith("Xfrm") else MEANINGS[name]
 
 
+def concerns(name: str, version: int, protocol: int) -> bool:
+    """Returns whether a counter may count a packet of an IP version and a protocol (IPPROTO_*)."""
+    if name.startswith(("Ip6", "Udp6")):
+        return version == 6 and (protocol == IPPROTO_UDP or not name.startswith("Udp"))
+    if name.startswith(("IpIn", "IpReasm", "IpFrag", "IpExt", "TcpExtIPReverse")):
+        return version == 4
+    if name.startswith("TcpExt"):
+        return protocol == IPPROTO_TCP
+    return not name.startswith("Udp") or (version == 4 and protocol == IPPROTO_UDP)
+
+
 def command_for(name: str) -> str:
-    """Returns a command that shows a counter, or what it counts for."""
+    """Returns a command that shows a counter, or what increases it."""
     if name.startswith("Xfrm"):
         return "ip xfrm policy; cat /proc/net/xfrm_stat"
     return "conntrack -S" if name.startswith("conntrack") else f"nstat -asz {name}"

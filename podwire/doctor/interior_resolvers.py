@@ -21,7 +21,7 @@ _LOOPBACK += "resolvConf: /run/systemd/resolve/resolv.conf), and create the pod 
 
 def list_findings(one: InspectedPod) -> Iterator[Finding]:
     """Yields the resolvers that cannot answer; a warning if the pod has another one."""
-    known = resolvers.list_resolvers(one.pod.attachment.netns)
+    known = resolvers.list_resolvers(one.pod.attachment.netns, of_node=False)
     if known is None:
         return
     if not known and not _listens(one.interior, None):
@@ -38,14 +38,17 @@ def _problem(one: InspectedPod, resolver: Address) -> tuple[str, str] | None:
         return None if _listens(one.interior, resolver) else ("is the pod itself, which has none", _LOOPBACK)
     source = next((address for address in one.pod.addresses if address.version == resolver.version), None)
     choice = one.interior.fib.look_up(packet_to(resolver, source, protocol=UDP, port=_PORT))
+    if choice.is_delivered and one.interior.names.get(choice.ifindex) != one.ifname:
+        return None  # by another attachment
     if source is None or choice.kind not in (UNICAST, LOCAL):
         return f"cannot be reached: it has no IPv{resolver.version} route to it", faults.RESOLVER.fix
     gate = one.pod.gate.name if one.pod.gate else ""
     packet = Packet(resolver.version, source, resolver, UDP, None, _PORT, iif=gate)
     if traverse(one.node.ruleset, packet, PREROUTING).packet.destination != resolver:
         return None  # a service's address
-    if one.node.has(resolver):
-        if _listens(one.node, resolver):
+    if links := one.node.links_by_address.get(resolver):
+        # kube-proxy's IPVS has the addresses of services on an interface of kind dummy.
+        if _listens(one.node, resolver) or all(link.kind == "dummy" for link in links):
             return None
         return "is the node, where no program listens on UDP port 53", faults.RESOLVER.fix
     if any(resolver in subnet for subnet in one.pod.item.subnets) and resolver not in one.owners:

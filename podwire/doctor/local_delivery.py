@@ -33,7 +33,7 @@ def _check(node: Node) -> Iterator[Finding]:
     links = {link.index: link for link in (*(pod.gate for pod in pods if pod.gate), *list_uplinks(node)) if link.is_up}
     if not pods:
         return
-    local = {route.destination for route in node.fib.routes if (route.table, route.kind) == (TABLE_LOCAL, LOCAL)}
+    local = {route.destination for route in node.fib.routes if route.kind == LOCAL}  # those of a VRF in its table
     for version in sorted({address.version for pod in pods for address in pod.addresses}):
         if not any(rule.version == version and rule.table == TABLE_LOCAL for rule in node.fib.rules):
             command = Run(f"ip {family(version)}rule add priority 0 from all lookup local")

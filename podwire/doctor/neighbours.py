@@ -12,7 +12,7 @@ from cni.address import format_mac
 from kernel.neighbour import Entry
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
-from podwire.doctor.pods import Pod, list_pods, port_of_mac
+from podwire.doctor.pods import Pod, list_pods, list_uplinks, port_of_mac
 from podwire.doctor.run import Run
 
 _GROUP = "neighbours"
@@ -111,6 +111,8 @@ def _forwarding(node: Node) -> Iterator[Finding]:
 
 def _gateways(node: Node) -> Iterator[Finding]:
     routes = {hop: route for route in reversed(node.fib.routes) for hop in route.hops}
+    defaults = {hop for version in (4, 6) for route in node.fib.list_defaults(version) for hop in route.hops}
+    uplinks = {link.index for link in list_uplinks(node)}
     for entry in node.neighbours:
         uplink, route = node.link_of(entry.ifindex), routes.get((entry.ifindex, entry.address))
         if uplink is None or route is None or entry.is_proxy:
@@ -118,7 +120,7 @@ def _gateways(node: Node) -> Iterator[Finding]:
         if entry.is_failed:
             text = f'the gateway {entry.address} on "{uplink.name}" does not answer: {node.describe(route)}'
             yield _SILENT.finding("host", text, _SILENT.fix)
-        elif entry.is_permanent and not route.destination.prefixlen:  # overlays have fixed entries for their routes
+        elif entry.is_permanent and entry.ifindex in uplinks and (entry.ifindex, entry.address) in defaults:
             text = (
                 f'the MAC address of the gateway {entry.address} on "{uplink.name}" was set to {format_mac(entry.mac)}'
             )

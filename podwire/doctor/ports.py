@@ -13,7 +13,7 @@ from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
 from podwire.doctor.pods import Pod, list_pods
 from podwire.doctor.run import Run, unless_intended
-from podwire.predictions.obstacles import wrong_flags
+from podwire.predictions.obstacles import NEEDLESS_WITH_ENTRY, wrong_flags
 
 _GROUP = "links"
 
@@ -118,7 +118,7 @@ def _port(pod: Pod, veth: Link, port: BridgePort, bridge: Link, *, is_fixed: boo
             command = f"bridge link set dev {name} {flag} on"
             objects = (veth.name,)
             yield _LOST_FLAG.finding(subject, f"{what} is not set to {flag}", Run(command), objects=objects)
-    flags_in_order = ("flood", "learning", "locked") if is_fixed else ()
+    flags_in_order = NEEDLESS_WITH_ENTRY if is_fixed else ()
     wrong = [flag[1:] for flag in wrong_flags(port) if flag[0] not in flags_in_order]
     if wrong:
         words = ", ".join(f"{word} {'on' if bad else 'off'}" for bad, word, _ in wrong)

@@ -24,10 +24,11 @@ def processes_by_namespace() -> dict[int, list[str]]:
     return processes
 
 
-def list_resolvers(netns: str) -> list[Address] | None:
+def list_resolvers(netns: str, *, of_node: bool = True) -> list[Address] | None:
     """Returns the name servers of a pod, None if no process with a resolv.conf runs in it.
 
-    A process with the node's file counts only without others: it may be a tool that was started in the namespace.
+    A process with the node's file counts only without others, and with `of_node`: it may be a tool that was started in
+    the namespace, or the hypervisor of the pod.
     """
     texts: dict[tuple[int, int], str] = {}
     with suppress(OSError):
@@ -37,9 +38,9 @@ def list_resolvers(netns: str) -> list[Address] | None:
                 texts.setdefault((about.st_dev, about.st_ino), _read(path))
     with suppress(OSError):
         about = os.stat(_RESOLV_CONF)
-        of_node = texts.pop((about.st_dev, about.st_ino), "")
+        text = texts.pop((about.st_dev, about.st_ino), "")
         if not texts:
-            return _name_servers(of_node) or None
+            return (_name_servers(text) or None) if of_node else None
     return list(dict.fromkeys(address for text in texts.values() for address in _name_servers(text))) if texts else None
 
 

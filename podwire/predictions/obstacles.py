@@ -28,6 +28,7 @@ _FLAGS = (
     ("neigh_suppress", True, "neigh_suppress", "ARP and NDP requests to it are suppressed"),
     ("locked", True, "locked", "frames from it are dropped"),
 )
+NEEDLESS_WITH_ENTRY = ("flood", "learning", "locked")  # if the bridge has a static entry for the port
 _LOSING = {"netem": "delays, loses or reorders packets", "plug": "holds packets back", "blackhole": "drops all packets"}
 _SLOW = 1_000_000  # bits/s: a page of the web takes more than ten seconds
 _INGRESS, _EGRESS = 0xFFFFFFF2, 0xFFFFFFF3  # TC_H_MIN_INGRESS and _EGRESS of clsact
@@ -74,7 +75,10 @@ def wrong_flags(port: BridgePort) -> list[tuple[str, bool, str, str]]:
 def list_port_obstacles(facts: NetworkFacts, link: Link) -> Iterator[Obstacle]:
     """Yields the flags of a bridge's port that stop frames."""
     port = facts.link_settings.ports.get(link.index)
-    for _, value, word, effect in wrong_flags(port) if port else ():
+    wrong = wrong_flags(port) if port else []
+    if any(one.ifindex == link.index and one.is_static and not one.is_local for one in facts.forwarding if wrong):
+        wrong = [flag for flag in wrong if flag[0] not in NEEDLESS_WITH_ENTRY]
+    for _, value, word, effect in wrong:
         text = f"it has {word} {'on' if value else 'off'}: {effect}"
         yield Obstacle("port-settings", text, f"bridge -d link show dev {quote(link.name)}")
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from cni.address import Address
 from cni.fields import Fields
+from kernel.address import IFA_F_DADFAILED, IFA_F_TENTATIVE
 from kernel.fib import packet_to
 from kernel.link import IFF_NOARP
 from kernel.packet_tap import PROTOCOLS, TCP, UDP
@@ -27,6 +28,7 @@ from podwire.trace.topology import PodPlace, Topology
 
 ECHO, DATAGRAM, STREAM, QUERY, DUPLICATE, NEXT_HOP = "icmp", "udp", "tcp", "dns", "duplicate", "next-hop"
 _LOOPBACK = ip_address("127.0.0.1")
+_MAC_DIGITS = 17  # "02:00:00:00:00:01": not InfiniBand's
 _ISOLATING = ("isolated", "same-bridge")
 
 
@@ -101,11 +103,26 @@ def list_next_hops(topology: Topology, pod: Pod) -> Iterator[Path]:
             choice = node.fib.look_up(packet_to(ip_address(remote), local, pod.bridge or pod.host_interface))
             for index, gateway in choice.route.hops if choice.is_delivered and choice.route else ():
                 link = node.link_of(index)
-                if gateway and link and link.mac and link.is_up and not link.flags & IFF_NOARP:
-                    assigned = (one.address.ip for one in node.addresses.get(index, ()))
-                    source = next((item for item in assigned if item.version == gateway.version), None)
-                    if source is not None:
-                        yield Path(pod, NEXT_HOP, NEXT_HOP, node, source, gateway, link=link.name)
+                source = _asking_address(node, index, gateway) if gateway else None
+                answers_arp = link and link.is_up and len(link.mac) == _MAC_DIGITS and not link.flags & IFF_NOARP
+                if gateway and source and link and answers_arp:
+                    yield Path(pod, NEXT_HOP, NEXT_HOP, node, source, gateway, link=link.name)
+
+
+def _asking_address(node: Place, index: int, gateway: Address) -> Address | None:
+    """Returns the address of an interface from which to ask for a gateway's MAC address; None if that is not asked for.
+
+    An address that another machine may have would take that machine's packets away.
+    """
+    entries = [one for one in node.neighbours if (one.ifindex, one.address) == (index, gateway) and not one.is_proxy]
+    if any(one.is_permanent or one.is_without_arp for one in entries):
+        return None
+    usable = [
+        one.address
+        for one in node.addresses.get(index, ())
+        if one.address.version == gateway.version and not one.flags & (IFA_F_TENTATIVE | IFA_F_DADFAILED)
+    ]
+    return next((one.ip for one in sorted(usable, key=lambda one: gateway not in one.network)), None)
 
 
 def _local_paths(

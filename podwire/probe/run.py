@@ -134,7 +134,10 @@ def _neighbours_restored(desired: Sequence[Path]) -> Iterator[None]:
 
 
 def _list_neighbours(place: Place) -> set[tuple[int, Address]]:
-    return {(one.ifindex, one.address) for one in neighbour.list_entries(place.socket) if not one.is_proxy}
+    entries = neighbour.list_entries(place.socket)
+    return {
+        (one.ifindex, one.address) for one in entries if not (one.is_proxy or one.is_permanent or one.is_without_arp)
+    }
 
 
 def test_limits(topology: Topology, pods: Sequence[Pod]) -> Iterator[Result]:
@@ -336,7 +339,10 @@ def _trace(topology: Topology, result: Result, ended: Attempt | None) -> Result:
         text = f"packets reach {path.destination} port 53, but no DNS server answers there ({trace.outcome})"
         return result._replace(suspect=Suspect("no-answer", str(path.destination), text, str(path.destination)))
     if trace.suspect is None:
-        lossy = next(judge.obstacle_suspects(topology, flow), None)
+        try:
+            lossy = next(judge.obstacle_suspects(topology, flow), None)
+        except (CniError, OSError):  # the pod is gone
+            lossy = None
         return result._replace(detail=f"{result.detail}; a packet that was sent later arrived", suspect=lossy)
     suspect = trace.suspect
     if suspect.name == "rule" and any(place and place.kind == EXTERNAL for place in (path.source, path.target)):

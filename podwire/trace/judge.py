@@ -67,7 +67,9 @@ def find_suspect(
         return of_rule(rule)
     first = next(chain(_setting_suspects(topology, seen), _suspects(topology, seen, translating)), None)
     if first is None or first.name in _VAGUE:
-        first = next(obstacle_suspects(topology, seen.flow), first)
+        # A program may be harmless: it explains no loss that has another suspect.
+        obstacles = (one for one in obstacle_suspects(topology, seen.flow) if first is None or one.name != PROGRAM)
+        first = next(obstacles, first)
     return first or _unexplained(topology, seen)
 
 
@@ -81,7 +83,7 @@ def _setting_suspects(topology: Topology, seen: Observation) -> Iterator[Suspect
     if not isinstance(target, PodPlace) or (veth := topology.host_veth(target.pod)) is None:
         return
     gate = node.link_of(veth.master) or veth
-    if flow.version == 4 and flow.source_address.is_loopback:
+    if flow.version == 4 and flow.source is node and flow.source_address.is_loopback:
         names = [f"ipv4/conf/{name}/route_localnet" for name in ("all", gate.name)]
         if all(node.sysctl(name) == "0" for name in names):
             yield _of_setting(node, names[1], "0: packets from 127.0.0.1 do not leave the node")
@@ -232,7 +234,8 @@ def _unexplained(topology: Topology, seen: Observation) -> Suspect:
         mtu = f" with MTU {answer.mtu}" if answer.error in _TOO_BIG else ""
         text = f"{answer.source} answered with an ICMP error, type {kind} code {code}{mtu}"
         return Suspect("refused-by", str(answer.source), text, str(answer.source))
-    for counting, name in seen.discards[:1]:
+    concerned = (one for one in seen.discards if discards.concerns(one[1], flow.version, flow.protocol))
+    for counting, name in concerned:
         text = f"the kernel of {counting.name} discarded the packet: {discards.meaning_of(name)} ({name})"
         return Suspect("discarded", counting.name, text, name, look=discards.command_for(name))
     passed = [(place, one) for place, one in seen.sightings if one.kind in (REQUEST, *_ANSWERS)]
