@@ -15,8 +15,8 @@ from podwire.facts.network import NetworkFacts
 from podwire.predictions.evaluation import PREROUTING, traverse
 
 _PORT = 53
-_LOOPBACK = "a copy of the host's resolv.conf names the host's own resolver: give the runtime another file (kubelet: "
-_LOOPBACK += "resolvConf: /run/systemd/resolve/resolv.conf), and create the pod again"
+_OTHER_FILE = "a copy of the host's resolv.conf names the host's own resolver: give the runtime another file (kubelet: "
+_OTHER_FILE += "resolvConf: /run/systemd/resolve/resolv.conf), and create the pod again"
 
 
 def list_findings(one: InspectedPod) -> Iterator[Finding]:
@@ -35,7 +35,7 @@ def list_findings(one: InspectedPod) -> Iterator[Finding]:
 def _problem(one: InspectedPod, resolver: Address) -> tuple[str, str] | None:
     """Returns why no program answers at a resolver's address, and what to do; None if nothing is known against it."""
     if resolver.is_loopback or resolver in one.pod.addresses:
-        return None if _listens(one.interior, resolver) else ("is the pod itself, which has none", _LOOPBACK)
+        return None if _listens(one.interior, resolver) else ("is the pod itself, which has none", _OTHER_FILE)
     source = next((address for address in one.pod.addresses if address.version == resolver.version), None)
     choice = one.interior.fib.look_up(packet_to(resolver, source, protocol=UDP, port=_PORT))
     if choice.is_delivered and one.interior.names.get(choice.ifindex) != one.ifname:

@@ -42,8 +42,8 @@ def _check(node: Node) -> Iterator[Finding]:
     for index, link in links.items():
         for one in node.addresses.get(index, ()):
             address = one.address.ip
-            is_used = not one.flags & (IFA_F_DADFAILED | IFA_F_TENTATIVE) and not address.is_link_local
-            if is_used and not any(address in network for network in local if network.version == address.version):
+            needs_route = not one.flags & (IFA_F_DADFAILED | IFA_F_TENTATIVE) and not address.is_link_local
+            if needs_route and not any(address in network for network in local if network.version == address.version):
                 options = f"dev {quote(link.name)} table local proto kernel scope host src {address}"
                 options = options if address.version == 4 else f"dev {quote(link.name)} table local"
                 text = f'the node does not take packets to {address}, which "{link.name}" has: no local route'

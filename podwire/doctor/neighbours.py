@@ -114,17 +114,15 @@ def _gateways(node: Node) -> Iterator[Finding]:
     defaults = {hop for version in (4, 6) for route in node.fib.list_defaults(version) for hop in route.hops}
     uplinks = {link.index for link in list_uplinks(node)}
     for entry in node.neighbours:
-        uplink, route = node.link_of(entry.ifindex), routes.get((entry.ifindex, entry.address))
-        if uplink is None or route is None or entry.is_proxy:
+        link, route = node.link_of(entry.ifindex), routes.get((entry.ifindex, entry.address))
+        if link is None or route is None or entry.is_proxy:
             continue
         if entry.is_failed:
-            text = f'the gateway {entry.address} on "{uplink.name}" does not answer: {node.describe(route)}'
+            text = f'the gateway {entry.address} on "{link.name}" does not answer: {node.describe(route)}'
             yield _SILENT.finding("host", text, _SILENT.fix)
         elif entry.is_permanent and entry.ifindex in uplinks and (entry.ifindex, entry.address) in defaults:
-            text = (
-                f'the MAC address of the gateway {entry.address} on "{uplink.name}" was set to {format_mac(entry.mac)}'
-            )
-            command = f"ip neigh del {entry.address} dev {quote(uplink.name)}"
+            text = f'the MAC address of the gateway {entry.address} on "{link.name}" was set to {format_mac(entry.mac)}'
+            command = f"ip neigh del {entry.address} dev {quote(link.name)}"
             yield _FIXED.finding("host", text, Run(command))
 
 

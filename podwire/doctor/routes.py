@@ -109,7 +109,7 @@ def _defaults(node: Node, pods: list[Pod]) -> Iterator[Finding]:
             )
         ]
         down = [link for link in node.links if not links and _is_uplink(node, link)]
-        if down and version == 4 and not list_uplinks(node):
+        if down and version == 4 and not node.used_uplinks:
             names = ", ".join(f'"{link.name}" {_state(link)}' for link in down)
             fix = f"ip link set {quote(down[0].name)} up, and its routes, as the node's network configuration says"
             yield _UPLINK_DOWN.finding("host", f"no interface to other machines is up: {names}", fix)

@@ -102,7 +102,7 @@ def _queue(link: Link, qdisc: Qdisc) -> Obstacle | None:
 
 
 def _filters(facts: NetworkFacts, link: Link, kinds: set[str]) -> Iterator[Obstacle]:
-    """Yields filters that drop packets or redirect them to nowhere, and programs, whose effect is not known."""
+    """Yields filters that drop or redirect packets, and programs, whose effect is not known."""
     directions = {"receives": _INGRESS if "clsact" in kinds else traffic.RECEIVED} if "ingress" in kinds else {}
     if "clsact" in kinds:
         directions = {"receives": _INGRESS, "sends": _EGRESS}
@@ -110,12 +110,12 @@ def _filters(facts: NetworkFacts, link: Link, kinds: set[str]) -> Iterator[Obsta
         look = f"tc filter show dev {quote(link.name)} {'ingress' if direction == 'receives' else 'egress'}"
         targets = {one.target for one in traffic.list_filters(facts.socket, link.index, parent)}
         if 0 in targets:
-            text = f"a filter redirects what it {direction} to an interface that is gone: all of it is lost"
+            text = f"a filter redirects packets that it {direction} to an interface that is gone: they are lost"
             yield Obstacle(FILTER, text, look, advice="remove the container and create it again")
         for other in facts.links_at(index for index in targets if index):
             if other.kind != "ifb":  # a limit of podwire, and of others
-                text = f"a filter redirects what it {direction} to {other.name}: it goes nowhere else"
-                yield Obstacle(FILTER, text, look, advice=f"mirror it in place of redirecting it; to list it: {look}")
+                text = f"a filter redirects packets that it {direction} to {other.name}: they go nowhere else"
+                yield Obstacle(FILTER, text, look, advice=f"mirror them in place of redirecting; to list it: {look}")
         for kind in dict.fromkeys(traffic.list_dropping_filters(facts.socket, link.index, parent)):
             if kind == "bpf":
                 yield Obstacle(PROGRAM, f"a program filters what it {direction}", look, advice=f"look at: {look}")

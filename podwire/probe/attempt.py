@@ -57,8 +57,8 @@ def run_all(attempts: Sequence[Attempt]) -> None:
 class OwnerSearch:
     """Asks on a link (ARP, NDP) which other machine has an address: `other_mac` is its answer. A context manager.
 
-    `sender` is the address of the link that asks. Without one, only for an address of the link itself: a machine that
-    has just begun to use the address would give it up.
+    `sender` is the link's address that asks. Without a sender, ask only for the link's own address: a machine that is
+    still checking the address would give it up.
     """
 
     def __init__(self, source: Place, link: Link, address: Address, sender: Address | None, limit_s: float) -> None:

@@ -149,13 +149,14 @@ def _attempt(
     )
     with exchange:
         seen = observe(exchange)
-    for place, known in counted.items():
-        grown = place.call(discards.read).items()
-        seen.discards += [(place, name) for name, value in grown if value - known.get(name, 0) >= max(1, seen.sent)]
+    is_lost = not judge.outcome_of(seen).is_ok
+    for place, known in counted.items() if is_lost else ():
+        now = place.call(discards.read).items()
+        seen.discards += [(place, name) for name, value in now if value - known.get(name, 0) >= max(1, seen.sent)]
     for place in places:
         forget_flow(place, seen)
-    dropping = None if judge.outcome_of(seen).is_ok else rules.dropping(seen.events)
-    if dropping is None and not judge.outcome_of(seen).is_ok:
+    dropping = rules.dropping(seen.events) if is_lost else None
+    if is_lost and dropping is None:
         for place, counters in before.items():
             after = _legacy(place, flow.version, []) if counters else None
             if counters and after and dropping is None:
