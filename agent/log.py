@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from process import record
 
 LEVELS = ("error", "warning", "info", "debug")
 _LINE_BYTES = 64 << 10
 _CHANGES_MAX = 200
+_RECORDED_NODES = 500  # with more nodes the log has the number of changes instead of each change
 
 
 class Log:
@@ -41,3 +45,26 @@ class Log:
             if len(changes) > _CHANGES_MAX:
                 shown.append(f"and {len(changes) - _CHANGES_MAX} more")
             self.write("info", message, changes=shown)
+
+
+class ChangeLog:
+    """Logs changes of the kernel, and in a dry run prevents them.
+
+    Each change is logged while there are few nodes; of many nodes the texts would take megabytes.
+    """
+
+    def __init__(self, log: Log, count_nodes: Callable[[], int], *, dry_run: bool) -> None:
+        self._log, self._count_nodes, self._dry_run = log, count_nodes, dry_run
+
+    @contextmanager
+    def recorded(self, message: str, count_requests: Callable[[], int]) -> Iterator[None]:
+        """Logs what the block changes; `count_requests` returns the number of requests so far."""
+        if self._dry_run or self._count_nodes() <= _RECORDED_NODES:
+            with record.recording(dry_run=self._dry_run) as recorded:
+                yield
+            self._log.write_changes(message, recorded.changes)
+            return
+        before = count_requests()
+        yield
+        if number := count_requests() - before:
+            self._log.write("info", message, requests=number)

@@ -91,7 +91,7 @@ def _run(settings: Settings, log: Log) -> int:
             client.forget_connections()
         watches.reconnect()
 
-    agent.on_address_change, agent.is_watching = partial(reconnect, nodes), nodes.is_alive
+    agent.on_address_change, agent.status.is_watching = partial(reconnect, nodes), nodes.is_alive
     agent.contact.on_silence = partial(reconnect, nodes.watch if isinstance(nodes, PoolService) else nodes)
     if settings.once or settings.dry_run:
         _end_when_done(loop, agent, now() + _ONCE_LIMIT_S)
@@ -104,7 +104,7 @@ def _run(settings: Settings, log: Log) -> int:
     try:
         loop.run()
     except _Finished:
-        return 0 if agent.is_ready or settings.dry_run else 1
+        return 0 if agent.status.is_ready or settings.dry_run else 1
     finally:
         nodes.stop()
         events.stop()
@@ -137,11 +137,11 @@ def _serve(settings: Settings, agent: Agent, nodes: NodeWatch | PoolService) -> 
     path = socket_path(settings)
     listen = settings.listen or path
     if not isinstance(nodes, PoolService):
-        http_server.start(listen, agent.pages())
+        http_server.start(listen, agent.status.pages())
         return
-    http_server.start(path, {**agent.pages(), **nodes.admin.pages()}, nodes.admin.actions())
+    http_server.start(path, {**agent.status.pages(), **nodes.admin.pages()}, nodes.admin.actions())
     if listen != path:
-        http_server.start(listen, agent.pages())
+        http_server.start(listen, agent.status.pages())
 
 
 def _end_when_done(loop: Loop, agent: Agent, end_s: float) -> None:

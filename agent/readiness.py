@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+CONDITIONS = (API, NODE, NETWORK, ROUTES, MASQUERADE) = ("api", "node", "network", "routes", "masquerade")
+POOLS = "pools"  # a further condition, with pools of addresses
+
 _STARTING = "starting"
 _PROBLEM_SIZE = 4000  # characters; thousands of nodes may have problems
 

@@ -161,7 +161,7 @@ def test_an_address_of_two_nodes_is_a_note_on_readyz(setup, capsys):
     setup.agent.handle(Changed(node(3)._replace(addresses=address)))
     assert setup.routes.numbers == [2, 3]
     setup.loop.run_later()
-    page = setup.agent.pages()["/readyz"]()
+    page = setup.agent.status.pages()["/readyz"]()
     text = "nodes node-2, node-3 have the same InternalIP 192.0.2.9"
     assert page.ok
     assert f"[+]routes ok\n   note: {text}" in page.body.decode()
@@ -170,7 +170,7 @@ def test_an_address_of_two_nodes_is_a_note_on_readyz(setup, capsys):
     assert capsys.readouterr().err.count(text) == 1
     setup.agent.handle(Deleted("node-2"))
     setup.loop.run_later()
-    assert b"note" not in setup.agent.pages()["/readyz"]().body
+    assert b"note" not in setup.agent.status.pages()["/readyz"]().body
 
 
 @pytest.mark.parametrize(("is_refused", "reason"), [(True, "PoolsRefused"), (False, "PoolsAccepted")])

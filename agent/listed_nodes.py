@@ -1,0 +1,56 @@
+"""The nodes that the API server reports, and whether they are certain enough to change the kernel.
+
+One rule: a server that has lost its data, or does not know this node, is no reason to remove routes to nodes that run.
+"""
+
+from __future__ import annotations
+
+from agent.cluster import Change, Cluster
+from agent.networks_source import NetworksSource
+from agent.node import Node
+from agent.node_watch import Synced
+
+
+class ListedNodes:
+    """Passes lists and changes of nodes to the cluster."""
+
+    def __init__(self, cluster: Cluster, source: NetworksSource) -> None:
+        self._cluster, self._source = cluster, source
+        self.has_list = False  # whether the server has answered the first list
+        self.is_synced = False  # whether the server has reported this node
+        self._unlisted: dict[str, Node] = {}  # the nodes that a restored API server lacks
+
+    @property
+    def are_certain(self) -> bool:
+        """Whether the server has reported this node, and the node's networks are known."""
+        this = self._cluster.this
+        return self.is_synced and this is not None and self._source.is_known(this)
+
+    def replace(self, event: Synced) -> list[str]:
+        """Stores a list; returns the names of nodes that an older list lacks, and that stay until the agent restarts.
+
+        No later list names such nodes, although they run: kubelet registers its Node only when it starts. A list
+        without this node removes nothing: the server has lost its data, is another cluster's, or this node is not
+        registered yet. The watch does not repeat the listed nodes.
+        """
+        self.has_list = True
+        cluster, listed = self._cluster, event.nodes
+        known = cluster.nodes if event.is_older else self._unlisted
+        self._unlisted = {name: node for name, node in known.items() if name not in {cluster.name, *listed}}
+        if cluster.name in listed:
+            cluster.replace({**listed, **self._unlisted})
+            self.is_synced = True
+        else:
+            known = {name: node for name, node in cluster.nodes.items() if name != cluster.name}
+            cluster.replace({**known, **listed})
+        return sorted(self._unlisted) if event.is_older else []
+
+    def set(self, node: Node) -> Change:
+        """Stores a new or changed node."""
+        self._unlisted.pop(node.name, None)
+        self.is_synced |= node.name == self._cluster.name
+        return self._cluster.set(node)
+
+    def remove(self, name: str) -> Change:
+        """Removes a node that was deleted."""
+        return self._cluster.remove(name)
