@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
 from agent.api_errors import ApiError
+from agent.pools.block_requests import RequestFailed
 from agent.pools.identity import Identity
 from agent.pools.membership import Membership
-from agent.pools.memory import Busy, Memory, NodeFacts, RequestFailed
+from agent.pools.memory import Busy, Memory, NodeFacts
 from agent.pools.network_blocks import NetworkBlocks, NetworkOptions, list_networks
 from agent.pools.node_report import ManagerStatus
 from agent.pools.ownership import Ownership
@@ -183,51 +184,49 @@ class Manager:
         is_published, event = self._membership.is_published, self._report.event
         self._ownership = Ownership(self._memory, is_published, event, monotonic, self._delete_routes)
         self._planning, self._sticky = Planning(self._memory, monotonic), StickyPlanning(self._memory, monotonic)
+        membership, ownership = self._membership, self._ownership
+        # The protocol's order: what a later step does depends on the earlier ones. A store that was restored from a
+        # backup is only read. Each with whether it is a request, after which the store has answered.
+        self._reads = (
+            (membership.read_space, True),  # the epoch and the pools
+            (self._planning.refresh, False),
+            (membership.read_entry, True),
+        )
+        self._changes = (
+            (ownership.verify, True),  # no grant of an earlier boot or epoch lasts unless the store has it
+            (ownership.list_blocks_of_node, True),
+            (membership.register, True),  # after all grants are those of this epoch
+            (membership.look, True),  # a claim waits until all nodes are of this epoch
+            (ownership.claim, True),
+            (ownership.confirm, False),  # lets the epoch be read again after a claim
+            (membership.publish, True),  # other nodes have a route before a block is granted, none after its return
+            (ownership.grant, False),
+            (ownership.give_back, True),
+            (self._sticky.release, False),
+            (self._planning.revoke, False),
+            (self._planning.intend, False),
+            (self._sticky.intend, True),
+        )
         self._identity = self._identity._replace(is_new=False)  # from now on the store may know it
         self._is_loaded = True
 
     def _work(self) -> bool:
-        """Does the first step that is due, in the order that the protocol needs; returns whether one was."""
-        membership, ownership, planning, memory = self._membership, self._ownership, self._planning, self._memory
+        """Makes the first step that is due, in the protocol's order; returns whether one was."""
+        memory = self._memory
         space = memory.space
-        if membership.read_space():
-            if space != memory.space:
-                planning.forget()
-                self._sticky.forget()
-            return self._on_contact()
-        if planning.refresh():
-            return True
-        if membership.read_entry():
-            return self._on_contact()
-        if memory.is_restored:
-            return False
-        if (
-            ownership.verify()
-            or ownership.list_blocks_of_node()
-            or membership.register()
-            or membership.look()
-            or ownership.claim()
-        ):
-            return self._on_contact()
-        if ownership.confirm():
-            return True
-        if membership.publish():
-            return self._on_contact()
-        if ownership.grant():
-            return True
-        if ownership.give_back():
-            return self._on_contact()
-        if self._sticky.release() or planning.revoke() or planning.intend():
-            return True
-        return self._sticky.intend() and self._on_contact()
+        steps = self._reads if memory.is_restored else (*self._reads, *self._changes)
+        for step, is_request in steps:
+            if step():
+                if memory.space != space:
+                    self._planning.forget()
+                    self._sticky.forget()
+                return self._on_contact() if is_request else True
+        return False
 
     def _note_news(self) -> None:
         """Handles the notes of other threads."""
         memory, now_s = self._memory, self._clocks.monotonic()
         memory.pods = self._pods
-        memory.problems.pop("pods", None)
-        if self._pods_problem:
-            memory.problems["pods"] = self._pods_problem
         facts = self._facts
         if facts != memory.facts:
             memory.facts = facts
@@ -288,7 +287,9 @@ class Manager:
             self._report_change("problems", (failure,), self._report.problems)
             return
         memory = self._memory
-        texts = tuple(filter(None, (memory.problem, *(memory.problems[key] for key in sorted(memory.problems)))))
+        problems = {**self._membership.problems, **self._ownership.problems, **self._planning.problems}
+        problems["pods"] = self._pods_problem
+        texts = tuple(filter(None, (memory.problem, *(problems[key] for key in sorted(problems)))))
         self._report_change("problems", texts, self._report.problems)
         self._report_change("usage", self._planning.usage(), self._report.usage)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.pools import block_protocol as protocol
+from agent.pools.block_requests import RequestFailed
 from agent.pools.grants_file import GRANTS, NO_TOKEN
-from agent.pools.memory import Memory, RequestFailed, is_routed
+from agent.pools.memory import Memory, is_routed
 from agent.pools.store import NodeEntry, Position, Stored
 from cni.address import Network
 
@@ -21,29 +22,30 @@ _FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 30.0
 
 
 class Membership:
-    """The steps that keep this node registered in the store."""
+    """The steps that keep this node registered in the store. `problems` keep it from claiming blocks."""
 
     def __init__(self, memory: Memory, monotonic: Callable[[], float]) -> None:
         self._memory, self._monotonic = memory, monotonic
         self._look_s, self._look_wait_s = 0.0, _FIRST_LOOK_S
+        self.problems: dict[str, str] = {}
 
     def read_space(self) -> bool:
         """Reads the space when it may have changed, and after claims; forgets tokens of another epoch."""
         memory = self._memory
         if not memory.space_is_due:
             return False
-        memory.problems.pop("space", None)
+        self.problems.pop("space", None)
         refusal = ""
         try:
             space, _, refusal, _ = memory.store.read_space()
         except ValueError as error:
-            memory.problems["space"] = f"the space is not valid: {error}"
+            self.problems["space"] = f"the space is not valid: {error}"
             space = None
         memory.space = space if space and space.epoch else None
         if memory.space is None or space is None:
             memory.held.clear()
             missing = "the store has no pools: apply an IPSpace object, or run `podwire ipam pools --set FILE`"
-            raise RequestFailed(memory.problems.pop("space", refusal or missing))
+            raise RequestFailed(self.problems.pop("space", refusal or missing))
         memory.space_is_due = False
         agent = protocol.contact(memory.agent, space.epoch)
         if agent != memory.agent:
@@ -60,11 +62,11 @@ class Membership:
         memory.agent = agent
         memory.held.clear()
         memory.grantable.clear()
-        memory.values.clear()
+        memory.requests.forget_all()
         memory.verify()
         memory.is_restored = memory.position_is_checked = False
         memory.entry = Stored(None) if memory.identity.is_new and not memory.unverified else None
-        memory.problems.pop("store", None)
+        self.problems.pop("store", None)
         self.look_again()
 
     def read_entry(self) -> bool:
@@ -84,7 +86,7 @@ class Membership:
         if memory.entry is None or self._record() == memory.agent.record:
             return False
         tokens = [held.entry.token for held in memory.blocks() if held.entry.grant]
-        tokens += [NO_TOKEN] * ("reservations" in memory.problems)  # grants of a lost file, which are unknown
+        tokens += [NO_TOKEN] * memory.has_unaccounted  # grants of a lost file, which are unknown
         swap = protocol.register(memory.agent, tokens, self._record())
         if swap is None:
             self._refuse_foreign()
@@ -140,10 +142,10 @@ class Membership:
             for node, stored in entries.by_node.items()
             if stored.value.record.epoch != memory.agent.epoch and node != memory.agent.node
         ]
-        memory.problems.pop("epoch", None)
+        self.problems.pop("epoch", None)
         if waiting and not memory.agent.is_clear:
             some = ", ".join(sorted(waiting)[:5]) + (f" and {len(waiting) - 5} more" if len(waiting) > 5 else "")
-            memory.problems["epoch"] = (
+            self.problems["epoch"] = (
                 f"no block is claimed until these nodes have reached the restored store: {some}; start their agents; "
                 "for a machine that is off: `podwire ipam reclaim --node NODE --powered-off`"
             )
@@ -157,7 +159,7 @@ class Membership:
         if before.cluster and (position.cluster != before.cluster or position.revision < before.revision):
             memory.is_restored = True
             memory.set_agent_clear(is_clear=False)
-            memory.problems["store"] = RESTORED
+            self.problems["store"] = RESTORED
             return
         memory.position = position
         for network in memory.networks:
@@ -174,7 +176,7 @@ class Membership:
         # By the boot, which begins the instance: the Node object of a machine that runs may have got another UID since.
         memory.is_fenced = bool(record and record.is_fenced and record.instance.startswith(f"{memory.identity.boot}/"))
         if memory.is_fenced:
-            memory.problems["fenced"] = (
+            self.problems["fenced"] = (
                 "this node was declared dead while it ran; its blocks may have other owners. Delete the pods that have "
                 "addresses of lost blocks (the log and Events name them), and look for the cause of the wrong statement"
             )
@@ -199,7 +201,7 @@ class Membership:
         memory = self._memory
         expected, memory.entry = memory.entry or Stored(None), None
         change = memory.store.swap_entry(memory.agent.node, expected, new)
-        if protocol.succeeded(memory.outcome("entry", expected.raw, change)) and change.raw:
+        if protocol.succeeded(memory.requests.outcome("entry", expected.raw, change)) and change.raw:
             memory.entry = Stored(new, change.raw)
 
     def _entry(self) -> NodeEntry:

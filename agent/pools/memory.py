@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agent.pools import block_protocol as protocol
-from agent.pools.block_protocol import Agent, Block, Outcome, Token
+from agent.pools.block_protocol import Agent, Token
+from agent.pools.block_requests import BlockRequests
 from agent.pools.grants_file import Entry, Grants
 from agent.pools.identity import Identity
 from agent.pools.network_blocks import NetworkBlocks
 from agent.pools.space import ROUTED, Pool, Space
-from agent.pools.store import BlockNote, Change, NodeEntry, Position, Store, Stored
+from agent.pools.store import BlockNote, NodeEntry, Position, Store, Stored
 from cni.address import Address, Network
 
 
@@ -26,10 +26,6 @@ class NodeFacts(NamedTuple):
     uid: str = ""
     name: str = ""
     addresses: tuple[Address, ...] = ()
-
-
-class RequestFailed(Exception):  # noqa: N818 - as in agent.api_errors
-    """A change had no certain answer, or was refused twice for the same value: wait, read and try again."""
 
 
 class Busy(Exception):  # noqa: N818 - a state, not an error
@@ -50,10 +46,9 @@ class Memory:
     - `entry` is this node's entry as read last, None if it has to be read (again).
     - `position_is_checked`: the store's position in this epoch was compared with that of the last start.
     - `unverified` are granted blocks whose value has to be read.
-    - `values` are blocks as read last; a request uses a value up.
     - `held` are tokens of successful claims, before the epoch was read again; `grantable` after it.
     - `pods` are the pods of this node by name ("team-a/db-0"), each with its key (pods.py); None before the first list.
-    - `swap_space` is the space in the answer to the latest change of a block, None if it had none.
+    - `has_unaccounted`: a network that lost its file has reservations in no block of this node.
     - `contact` and `problem`: when the store answered last (seconds since 1970), and why it does not answer now.
     """
 
@@ -63,6 +58,7 @@ class Memory:
     facts: NodeFacts
     clock: Callable[[], float] = time.time
     agent: Agent = field(init=False)
+    requests: BlockRequests = field(init=False)
     space: Space | None = None
     space_is_due: bool = True
     entry: Stored[NodeEntry | None] | None = None
@@ -71,19 +67,17 @@ class Memory:
     is_restored: bool = False
     is_fenced: bool = False  # this boot was declared dead
     unverified: set[Network] = field(default_factory=set)
-    values: dict[Network, Stored[Block]] = field(default_factory=dict)
     held: dict[Network, Token] = field(default_factory=dict)
     grantable: dict[Network, Token] = field(default_factory=dict)
-    problems: dict[str, str] = field(default_factory=dict)
+    has_unaccounted: bool = False
     contact: int = 0
     problem: str = ""
     pods: Mapping[str, str] | None = None
-    swap_space: Space | None = None
-    _refused: dict[object, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         identity = self.identity
         self.agent = Agent(identity.node, identity.machine, identity.instance(self.facts.uid))
+        self.requests = BlockRequests(self.store, self._note)
         self.contact = max((network.grants.contact for network in self.networks), default=0)
         self.verify()
 
@@ -101,26 +95,14 @@ class Memory:
             return None
         return pool if uses_pool(network, pool) else None
 
-    def note(self, pool: str, key: str) -> BlockNote:
-        """Returns the remarks of a claim, and the key of a sticky address."""
-        return BlockNote(pool, self.facts.name, self.time_text(), key)
-
     def time_text(self) -> str:
         """Returns the time, for people (RFC 3339)."""
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.clock()))
 
-    def take_value(self, block: Network) -> Stored[Block] | None:
-        """Returns the known value of a block and forgets it; without one reads it and returns None: call again."""
-        value = self.values.pop(block, None)
-        if value is None:
-            self.values[block] = self.store.read_block(block)
-        return value
-
     def verify(self) -> None:
         """Lets all grants be compared with the store."""
         self.unverified = {held.entry.block for held in self.blocks() if held.entry.grant}
-        for block in self.unverified:
-            self.values.pop(block, None)
+        self.requests.forget(*self.unverified)
 
     def save(self, network: NetworkBlocks, grants: Grants) -> None:
         """Writes a network's file if it changes; raises OSError."""
@@ -136,37 +118,15 @@ class Memory:
         if not network.save_locked(lambda grants: self._stamped(change(grants))):
             raise Busy
 
+    def _note(self, pool: str, key: str) -> BlockNote:
+        """Returns the remarks of a claim, and the key of a sticky address."""
+        return BlockNote(pool, self.facts.name, self.time_text(), key)
+
     def _stamped(self, grants: Grants) -> Grants:
         grants = grants._replace(contact=self.contact, problem=self.problem)
         if self.position_is_checked and not self.is_restored:
             return grants._replace(position=self.position, epoch=self.agent.epoch)
         return grants
-
-    def swap_block(self, block: Network, expected: Stored[Block], new: Block, pool: str, key: str = "") -> Outcome:
-        """Requests a change of a block; raises RequestFailed unless it succeeds or meets another value.
-
-        Without `key` the block keeps the one that it has.
-        """
-        note = self.note(pool, key or expected.note.key)
-        change = self.store.swap_block(block, expected, new, note)
-        self.swap_space = change.space
-        if protocol.succeeded(change.outcome) and change.raw:
-            self.values[block] = Stored(new, change.raw, note=note)
-        return self.outcome(block, expected.raw, change)
-
-    def outcome(self, key: object, expected: bytes, change: Change) -> Outcome:
-        """Returns the outcome; raises RequestFailed for UNKNOWN, and for a second refusal of the same expected value.
-
-        The caller reads the object again before the next request, whatever the outcome was.
-        """
-        if change.outcome is Outcome.SUCCEEDED:
-            self._refused.pop(key, None)
-            return change.outcome
-        is_refused_again = self._refused.get(key) == expected
-        self._refused[key] = expected
-        if change.outcome is Outcome.UNKNOWN or is_refused_again:
-            raise RequestFailed(change.problem)
-        return change.outcome
 
     def set_agent_clear(self, *, is_clear: bool) -> None:
         """Sets whether the agent may claim."""

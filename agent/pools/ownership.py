@@ -22,7 +22,7 @@ _RELIST_S = 30.0
 
 
 class Ownership:
-    """The requests for blocks.
+    """The requests for blocks. `problems` are for administrators.
 
     `is_published` says whether other nodes have a route to a block. `delete_routes` deletes the routes that plugins
     left on this node for a block that is given back: they would win over the route to its next owner.
@@ -40,6 +40,7 @@ class Ownership:
         self._delete_routes = delete_routes
         self._monotonic = monotonic
         self._list_s = 0.0
+        self.problems: dict[str, str] = {}
 
     def verify(self) -> bool:
         """Compares a grant with the store: keeps it in a new epoch, and stops it if it is lost.
@@ -56,7 +57,7 @@ class Ownership:
             self._lose(held, "this node was declared dead while it runs")
             return True
         network, entry = held
-        stored = memory.take_value(entry.block)
+        stored = memory.requests.take_value(entry.block)
         if stored is None:
             return True
         if protocol.is_lost(memory.agent, entry.token, stored.value):
@@ -66,7 +67,7 @@ class Ownership:
         if swap is None:
             memory.unverified.discard(entry.block)
             return True
-        outcome = memory.swap_block(entry.block, stored, swap.new, entry.pool, entry.key)
+        outcome = memory.requests.swap(entry.block, stored, swap.new, entry.pool, entry.key)
         token = protocol.grant_after(entry.token, swap, outcome)
         memory.save(network, network.grants.with_entry(entry._replace(token=token)))
         return True
@@ -75,7 +76,7 @@ class Ownership:
         """Lists this node's blocks once in each epoch, and at the first start; adds missing ones to the files."""
         memory = self._memory
         epoch = memory.agent.epoch
-        is_waiting = "reservations" in memory.problems and self._monotonic() < self._list_s
+        is_waiting = memory.has_unaccounted and self._monotonic() < self._list_s
         if is_waiting or all(network.grants.listed == epoch for network in memory.networks):
             return False
         is_first = not any(network.grants.listed for network in memory.networks)
@@ -83,7 +84,8 @@ class Ownership:
         owned = {} if is_known_empty else memory.store.list_blocks(memory.agent.node)
         self._adopt(owned)
         self._list_s = self._monotonic() + _RELIST_S
-        memory.problems.pop("reservations", None)
+        self.problems.pop("reservations", None)
+        memory.has_unaccounted = False
         for network in memory.networks:
             if not self._explain_unaccounted(network):
                 memory.save(network, network.grants._replace(listed=epoch))
@@ -96,7 +98,7 @@ class Ownership:
         if held is None or not memory.agent.is_clear:
             return False
         network, entry = held
-        stored = memory.take_value(entry.block)
+        stored = memory.requests.take_value(entry.block)
         if stored is None:
             return True
         is_anothers = stored.note.key not in ("", entry.key)  # another pod's, for ever
@@ -104,12 +106,12 @@ class Ownership:
         if swap is None:
             memory.save(network, network.grants.without(entry.block))
             return True
-        outcome = memory.swap_block(entry.block, stored, swap.new, entry.pool, entry.key)
+        outcome = memory.requests.swap(entry.block, stored, swap.new, entry.pool, entry.key)
         token = protocol.held_after(swap, outcome)
         if token is None:
             return True
         # The transaction has read the space, too. In another one the block may drain, or be of no pool any more.
-        space = memory.swap_space
+        space = memory.requests.space
         if space is not None and space == memory.space and protocol.token_to_grant(token, space.epoch):
             memory.grantable[entry.block] = token
         else:
@@ -145,13 +147,13 @@ class Ownership:
         if held is None or not memory.agent.is_clear or self._is_published(held.entry.block):
             return False
         network, entry = held
-        stored = memory.take_value(entry.block)
+        stored = memory.requests.take_value(entry.block)
         if stored is None:
             return True
         self._delete_routes(entry.block)
         swap = protocol.give_back(memory.agent, None, stored.value)
-        if swap is None or protocol.succeeded(memory.swap_block(entry.block, stored, swap.new, entry.pool)):
-            memory.values.pop(entry.block, None)
+        if swap is None or protocol.succeeded(memory.requests.swap(entry.block, stored, swap.new, entry.pool)):
+            memory.requests.forget(entry.block)
             memory.save(network, network.grants.without(entry.block))
         return True
 
@@ -198,13 +200,13 @@ class Ownership:
         """Adds this node's blocks that no file names, each to the network whose pods have its addresses."""
         memory = self._memory
         known = {held.entry.block for held in memory.blocks()}
-        memory.problems.pop("blocks", None)
+        self.problems.pop("blocks", None)
         for block in owned:
             if block in known:
                 continue
             overlapping = [other for other in known if other.overlaps(block)]
             if overlapping:
-                memory.problems["blocks"] = f"block {block} of this node overlaps its block {overlapping[0]}"
+                self.problems["blocks"] = f"block {block} of this node overlaps its block {overlapping[0]}"
                 continue
             network = self._network_for(block)
             entry = new_entry(memory.space, block)._replace(key=owned[block].note.key)
@@ -235,7 +237,8 @@ class Ownership:
             and not any(address in block for block in known)
         ]
         if unaccounted:
-            memory.problems["reservations"] = (
+            memory.has_unaccounted = True
+            self.problems["reservations"] = (
                 f"{network.problem or network.path}: network {network.name} has {len(unaccounted)} reservations in no "
                 f"block of this node, such as {unaccounted[0]}: no block is claimed until they are released. Run "
                 f"`podwire gc {network.name}`, which releases those of pods that no longer run, and delete the other "

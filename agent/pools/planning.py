@@ -22,7 +22,10 @@ _EXHAUSTED_S = 60.0
 
 
 class Planning:
-    """Plans for all networks of a node, from the numbers of reservations and of ADDs without an address."""
+    """Plans for all networks of a node, from the numbers of reservations and of ADDs without an address.
+
+    `problems` are why a network or a pool gets no block.
+    """
 
     def __init__(self, memory: Memory, monotonic: Callable[[], float]) -> None:
         self._memory, self._monotonic = memory, monotonic
@@ -31,6 +34,7 @@ class Planning:
         self._not_before_s: dict[tuple[str, int], float] = {}
         self._intended_s: dict[tuple[str, str, int], float] = {}  # when a network intended its latest block
         self._fresh: dict[str, tuple[Space, Grants]] = {}  # the pairs for which the file needs no change
+        self.problems: dict[str, str] = {}
 
     def forget(self) -> None:
         """Forgets the candidates that were tried: after a change of the space."""
@@ -46,13 +50,13 @@ class Planning:
             fresh = self._fresh.get(network.path)
             if fresh and fresh[0] is memory.space and fresh[1] is network.grants:
                 continue
-            memory.problems.pop(f"network {network.name}", None)
+            self.problems.pop(f"network {network.name}", None)
             if network.pool and memory.space.pool(network.pool) is None:
                 names = ", ".join(pool.name for pool in memory.space.pools) or "none"
                 text = f"network {network.name}: there is no pool {network.pool}; the space has {names}"
-                memory.problems[f"network {network.name}"] = text
+                self.problems[f"network {network.name}"] = text
             elif (named := memory.space.pool(network.pool)) and named.is_sticky:
-                memory.problems[f"network {network.name}"] = (
+                self.problems[f"network {network.name}"] = (
                     f"network {network.name}: pool {named.name} is sticky, for the pods of its namespaces only: "
                     "name another pool in the network"
                 )
@@ -130,7 +134,7 @@ class Planning:
         is_growing = self._monotonic() - self._intended_s.get(claimant, -GROWTH_S) < GROWTH_S
         count = count_to_claim(entries, used, size, demand, is_growing=is_growing)
         if not count:
-            memory.problems.pop(f"pool {pool.name} IPv{version}", None)
+            self.problems.pop(f"pool {pool.name} IPv{version}", None)
         if not count or self._monotonic() < self._not_before_s.get(key, 0.0):
             return False
         candidates = self._candidates.setdefault(key, Candidates(memory.agent.node, pool, version))
@@ -146,7 +150,7 @@ class Planning:
             self._note_exhausted(pool, version)
         memory.save(network, grants)
         for block in blocks:
-            memory.values[block] = Stored(protocol.FREE)  # most candidates are free: claim without reading first
+            memory.requests.expect(block, Stored(protocol.FREE))  # most are free: no read before the claim
         return bool(blocks) or candidates.needs_list
 
     def _choose(self, candidates: Candidates, count: int) -> list[Network]:
@@ -164,7 +168,7 @@ class Planning:
         self._not_before_s[key] = self._monotonic() + _EXHAUSTED_S
         del self._candidates[key]
         total = pool.count_blocks(version)
-        self._memory.problems[f"pool {pool.name} IPv{version}"] = (
+        self.problems[f"pool {pool.name} IPv{version}"] = (
             f"pool {pool.name} has no free IPv{version} block: all {total} have owners; add a CIDR to the pool, or "
             "free the blocks of nodes that are gone (`podwire ipam blocks`, `podwire ipam reclaim`)"
             if total

@@ -171,7 +171,7 @@ class StickyPlanning:
         self._reasons[want] = f"its address {block.network_address} is being claimed"
         entry = new_entry(memory.space, block)._replace(key=want.key, pod=want.pod)
         memory.save(network, network.grants.with_entry(entry))
-        memory.values[block] = stored
+        memory.requests.expect(block, stored)
 
     def _wait(self, want: Want, reason: str, interval_s: float, block: Network | None = None) -> None:
         self._searches.pop(want, None)
