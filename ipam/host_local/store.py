@@ -58,11 +58,34 @@ def owner_of(container_id: str, ifname: str) -> bytes:
     return os.fsencode(f"{container_id}\r\n{ifname}" if ifname else container_id)
 
 
-class Store:
-    """The store of `network`. Reading needs no lock; changes need `locked`."""
+class StoreFiles:
+    """The files in the directory of a store; reading them needs no lock."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    def is_free(self, name: str) -> bool:
+        """Returns whether the address `name` is free."""
+        return _is_free(f"{self.directory}/{name}")
+
+    def list_used(self, version: int) -> set[int]:
+        """Returns all addresses of family 4 or 6 that have a reservation file, residue included."""
+        return set(values(version, os.listdir(self.directory)))
+
+    def get_owner(self, name: str) -> bytes:
+        """Returns the owner of the reservation `name`, b"" if there is none."""
+        return _content(f"{self.directory}/{name}")
+
+    def last_reserved(self, number: int) -> str:
+        """Returns the content of `last_reserved_ip.<number>`, "" if there is none."""
+        return _read_file(f"{self.directory}/last_reserved_ip.{number}").decode("ascii", "replace")
+
+
+class Store(StoreFiles):
+    """The store of `network`. Changes need `locked`."""
 
     def __init__(self, data_dir: str, network: str, *, lock_wait_s: float = flock.LOCK_WAIT_S) -> None:
-        self.directory = f"{data_dir}/{network}"
+        super().__init__(f"{data_dir}/{network}")
         self._data_dir = data_dir
         self._network = network
         self._lock_wait_s = lock_wait_s
@@ -127,21 +150,9 @@ class Store:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         return exists
 
-    def is_free(self, name: str) -> bool:
-        """Returns whether the address `name` is free, as seen without the lock."""
-        return _is_free(f"{self.directory}/{name}")
-
     def names(self) -> list[str]:
         """Returns the names of all reservation files, including residue."""
         return _names(self.directory)
-
-    def list_used(self, version: int) -> set[int]:
-        """Returns all addresses of family 4 or 6 that have a reservation file, residue included."""
-        return set(values(version, os.listdir(self.directory)))
-
-    def get_owner(self, name: str) -> bytes:
-        """Returns the owner of the reservation `name`, b"" if there is none, as seen without the lock."""
-        return _content(f"{self.directory}/{name}")
 
     def open_index(self) -> Index:
         """Opens the index, which the caller closes; without the lock it must only be read."""
@@ -150,10 +161,6 @@ class Store:
     def list_owners(self) -> Owners:
         """Returns the names of all reservations by owner, without residue."""
         return _read_all(self.directory)[0]
-
-    def last_reserved(self, number: int) -> str:
-        """Returns the content of `last_reserved_ip.<number>`, "" if there is none."""
-        return _last_reserved(self.directory, number)
 
     @contextmanager
     def origins(self) -> Iterator[Origins]:
@@ -165,11 +172,11 @@ class Store:
             index.close()
 
 
-class Reservations:
+class Reservations(StoreFiles):
     """The store while its lock is held."""
 
     def __init__(self, directory: str, index: Index) -> None:
-        self.directory = directory
+        super().__init__(directory)
         self._index = index
         self._last: dict[int, str] = {}
 
@@ -180,18 +187,6 @@ class Reservations:
             if all(self.get_owner(name) == owner for name in names) and self._index.complete:
                 return names
         return self.scan().get(owner, [])
-
-    def get_owner(self, name: str) -> bytes:
-        """Returns the owner of the reservation `name`, b"" if there is none."""
-        return _content(f"{self.directory}/{name}")
-
-    def is_free(self, name: str) -> bool:
-        """Returns whether the address `name` is free."""
-        return _is_free(f"{self.directory}/{name}")
-
-    def list_used(self, version: int) -> set[int]:
-        """Returns all addresses of family 4 or 6 that have a reservation file, residue included."""
-        return set(values(version, os.listdir(self.directory)))
 
     def scan(self) -> Owners:
         """Returns the names of all reservations by owner; deletes residue and rebuilds the index."""
@@ -208,7 +203,7 @@ class Reservations:
     def last_reserved(self, number: int) -> str:
         """Returns the content of `last_reserved_ip.<number>`, "" if there is none."""
         if number not in self._last:
-            self._last[number] = _last_reserved(self.directory, number)
+            self._last[number] = super().last_reserved(number)
         return self._last[number]
 
     def origin(self, owner: bytes, name: str) -> Origin:
@@ -323,10 +318,6 @@ def _create_in_place(path: str, content: bytes) -> None:
 
 def _content(path: str) -> bytes:
     return _read_file(path).strip()
-
-
-def _last_reserved(directory: str, number: int) -> str:
-    return _read_file(f"{directory}/last_reserved_ip.{number}").decode("ascii", "replace")
 
 
 def _read_file(path: str) -> bytes:
