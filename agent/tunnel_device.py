@@ -79,6 +79,7 @@ def _ensure(socket: Socket, spec: DeviceSpec) -> tuple[Link, list[str]]:
 
 def _create(socket: Socket, spec: DeviceSpec) -> tuple[Link, list[str]]:
     requests = vxlan.create_requests(spec.name, spec.tunnel, spec.mac, spec.mtu, ALIAS)
+    texts = []
     try:
         socket.change(*requests)
     except KernelError as error:
@@ -91,10 +92,11 @@ def _create(socket: Socket, spec: DeviceSpec) -> tuple[Link, list[str]]:
                 f'the VXLAN device "{conflict.name}" of another program has VNI {spec.tunnel.vni} and port '
                 f"{spec.tunnel.port}: set --vxlan-id or --vxlan-port to another number, on all nodes"
             ) from error
-        renamed = link.delete_request(conflict)
-        socket.change(renamed)
+        former = link.delete_request(conflict)  # this agent's, of another name
+        socket.change(former)
         socket.change(*requests)
-    texts = [requests[0].description, *_ensure_offload(spec)]
+        texts.append(former.description)
+    texts += [requests[0].description, *_ensure_offload(spec)]
     (device,) = link.get(socket, link.by_name_request(spec.name))
     if device is None:  # in a dry run
         device = Link(0, spec.name, format_mac(spec.mac), spec.mtu, link.IFF_UP, vxlan.KIND, 0, 0, None, 0)

@@ -1,1 +1,1 @@
-"""Everything that touches Linux: namespaces, netlink, sysctls. The only room that imports pyroute2 and jeepney."""
+"""Everything that touches Linux: namespaces, netlink, sysctls. Only this package imports pyroute2 and jeepney."""

@@ -35,7 +35,7 @@ _ACTIONS = {1: TO_TABLE, 2: GOTO, 3: "nop", 6: BLACKHOLE, 7: UNREACHABLE, 8: PRO
 _TABLES = {TABLE_LOCAL: "local", route.TABLE_MAIN: "main", 253: "default"}
 _FAMILIES = {4: int(stdlib_socket.AF_INET), 6: int(stdlib_socket.AF_INET6)}
 _INVERT, _UNSET = 2, 0xFFFFFFFF  # FIB_RULE_INVERT
-_RTM_F_CLONED, _RTM_F_FIB_MATCH, _DEAD = 0x200, 0x2000, 0x1
+_RTM_F_CLONED, _RTM_F_FIB_MATCH, _RTNH_F_DEAD = 0x200, 0x2000, 0x1
 _RANGE = struct.Struct("=II")
 _PORTS = struct.Struct("=HH")
 _NOT_READ = frozenset((12, 19, 25, 26))  # FRA_TUN_ID, FRA_L3MDEV, FRA_DSCP, FRA_FLOWLABEL
@@ -160,7 +160,7 @@ def list_routes(socket: Socket) -> list[FibRoute]:
             ignore=(errno.EAFNOSUPPORT, errno.EOPNOTSUPP),
         )  # fmt: skip
         messages = socket.dump(request)
-        routes += [_route(one) for one in messages if not one["flags"] & (_DEAD | _RTM_F_CLONED)]
+        routes += [_route(one) for one in messages if not one["flags"] & (_RTNH_F_DEAD | _RTM_F_CLONED)]
     return routes
 
 

@@ -229,10 +229,9 @@ class Socket:
     def _converse(self, requests: Sequence[Request], changes: int) -> list[_Answer]:
         """Sends the requests and collects the answers; raises OSError, KernelError.
 
-        Changes ask for no acknowledgement, except the last request of the batch. The kernel answers in order: when the
-        last answer arrives, all refusals have arrived. A batch that is refused as a whole is answered only at its first
-        request. That happens to transactions, whose first request is silent otherwise, and on sockets with
-        `refuses_all`.
+        The first `changes` requests ask for no acknowledgement; if all are changes, the last one does. The kernel
+        answers in order, so the refusals of earlier requests have arrived when the last answer arrives. If it refuses
+        the batch as a whole, it answers only the first request: transactions, and sockets with `refuses_all`.
         """
         if not requests:
             return []

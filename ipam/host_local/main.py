@@ -35,7 +35,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             else:
                 ips = allocator.allocate(held, attachment, conf.range_sets, conf.requested, cache)
             owner = owner_of(*attachment)
-            # The end of this block may fail, for example without memory, and then the ADD fails.
+            # Leaving the `with store.locked()` block writes the index, which may fail: the addresses are released then.
             undo.push("release the addresses", lambda: _release_all(store, [str(ip.address.ip) for ip in ips], owner))
         return Result(ips=ips, routes=conf.routes, dns=dns)
 
