@@ -16,10 +16,10 @@ _PACKAGE = "containernetworking-plugins"
 def reference_version(directory: Path) -> str:
     """Returns the upstream version of the plugins, such as "1.9.1"; "" if it is unknown.
 
-    Upstream's builds print it. Debian's do not: theirs is the name of the directory, into which `make
+    Upstream's builds end their text with it. Debian's do not: theirs is the name of the directory, into which `make
     newest-reference` unpacked them, or the version of the package that installed them.
     """
-    printed = re.search(rf"plugin v({_NUMBER})", _output(str(directory / "bridge")))
+    printed = re.search(rf"plugin v({_NUMBER})(?!\S)", _output(str(directory / "bridge")))
     if printed:
         return printed[1]
     named = re.match(_NUMBER, directory.resolve().name)
