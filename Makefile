@@ -83,7 +83,7 @@ SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.ld pack/*.py)
 SOURCES_STAMP := build/.sources-$(firstword $(shell echo $(SOURCES) | cksum))
 
 .DELETE_ON_ERROR:
-.PHONY: help venv binaries check test test-all test-portable test-second-kernel mutants nightly demo bench bench-quick bench-newest bench-cluster bench-second-kernel image-tests reproducible clean \
+.PHONY: help venv binaries check test test-all test-portable test-second-kernel mutants nightly demo bench bench-quick bench-newest bench-cluster image-tests reproducible clean \
     needs-build needs-demo needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root agent-base new-agent-base \
     debian-kernel test-debian-kernel test-debian-kernels needs-debian-kernel newest-reference test-newest-reference test-clients test-deploy test-release test-arm64 test-cluster kubernetes \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
@@ -254,11 +254,11 @@ demo: binaries needs-demo ## show what the plugins do, step by step (root; 10 se
 	@$(call say,demo)
 	$(PY) -m tests.demo
 
-bench: binaries needs-test ## compare with the reference plugins, or REFERENCE=DIR; writes docs/performance.md and its plot (root; half an hour)
+bench: binaries needs-test ## compare with the reference plugins, or REFERENCE=DIR; writes docs/performance.md and its plot (root; 10 minutes)
 	@$(call say,bench)
 	$(PY) -m bench.run --json build/bench.json $(if $(REFERENCE),,--write)
 
-bench-quick: binaries needs-test ## run the main rows of bench (root; 2 minutes)
+bench-quick: binaries needs-test ## print the main rows of bench, also for REFERENCE=DIR (root; 2 minutes)
 	@$(call say,bench-quick)
 	$(PY) -m bench.run --quick --json build/bench-quick.json
 
@@ -266,13 +266,9 @@ bench-newest: binaries needs-test newest-reference ## the same against the newes
 	@$(call say,bench-newest)
 	REFERENCE=$(REFERENCES)/newest $(PY) -m bench.run --quick --json build/bench-newest.json --write
 
-bench-cluster: binaries needs-test ## measure addresses for a whole cluster; writes the figures of docs/pools.md (root; 15 minutes)
+bench-cluster: binaries needs-test ## measure addresses for a whole cluster; writes the figures of docs/pools.md and agent.md (root; 15 minutes)
 	@$(call say,bench-cluster)
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m bench.cluster --json build/bench-cluster.json --write
-
-bench-second-kernel: binaries needs-test needs-second-kernel ## compare the plugins beside bridge and ptp on the second kernel (10 minutes)
-	@$(call say,bench-second-kernel)
-	$(PY) -m bench.run --second-kernel --rounds 15
 
 image-tests: venv ## run CPython's tests inside a start-up image (10 minutes)
 	@$(call say,image-tests)

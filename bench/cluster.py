@@ -24,7 +24,7 @@ from agent.pools import documents, network_blocks
 from agent.pools.etcd import etcd_store
 from bench import cluster_agents, cluster_joins, cluster_page, cluster_pods
 from bench.cluster_fill import Filled, create_space, fill
-from bench.figures import as_json, timing_table
+from bench.figures import as_json, text_table
 from bench.page import inserted
 from bench.process import adopt_orphans
 from tests.support import binaries, private_host
@@ -34,8 +34,7 @@ from tests.support.store_double import StoreDouble
 _DISK = Path("/run/bench")
 _DISK_BYTES = 64 << 20
 _MEMORY = Path("/dev/shm")
-_DOCS = binaries.ROOT / "docs" / "pools.md"
-_AGENT_DOCS = binaries.ROOT / "docs" / "agent.md"
+_POOLS, _AGENT = (binaries.ROOT / "docs" / name for name in ("pools.md", "agent.md"))
 _SPACE_QUOTA = "--quota-backend-bytes=8589934592"
 
 
@@ -43,7 +42,7 @@ class Size(NamedTuple):
     """The size of a run: nodes and their pods, rounds of the verbs and of the waits, seconds of idling."""
 
     nodes: int = 5000
-    etcd_nodes: int = 5000
+    etcd_nodes: int = 1000
     pods: int = 250
     rounds: int = 150
     waits: int = 60
@@ -60,32 +59,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help=f"a run of {TINY.nodes} nodes, to see that all of it works")
     parser.add_argument("--part", action="append", choices=_PARTS, default=[], help="only this; may be repeated")
-    parser.add_argument("--etcd-nodes", type=int, metavar="NUMBER", help="nodes of the part etcd, which takes longest")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the figures to a file; keeps those of other parts"
-    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
     parser.add_argument("--write", action="store_true", help="write the tables of docs/pools.md and docs/agent.md")
     options = parser.parse_args(argv)
-    if options.tiny and options.write:
-        parser.error("--write needs a full run, without --tiny")
-    size = TINY if options.tiny else Size()
-    size = size._replace(etcd_nodes=options.etcd_nodes or size.etcd_nodes)
-    report = measure(size, options.part or _PARTS)
+    if options.write and (options.tiny or options.part):
+        parser.error("--write needs a full run, without --tiny and --part")
+    report = measure(TINY if options.tiny else Size(), options.part or _PARTS)
     if options.json:
-        known = json.loads(options.json.read_text()) if options.part and options.json.exists() else {}
-        report = {**known, **report}
         options.json.write_text(json.dumps(report, indent=2) + "\n")
-    if all(part in report for part in cluster_page.PARTS):
-        _publish(_DOCS, cluster_page.markdown(report), write=options.write)
-    if "joins" in report:
-        _publish(_AGENT_DOCS, cluster_page.joins(report), write=options.write)
+    if not options.part:
+        for page, name, text in (
+            (_POOLS, "cluster-cost", cluster_page.pools(report)),
+            (_AGENT, "join-cost", cluster_page.joins(report["joins"])),
+        ):
+            print(text)
+            if options.write:
+                page.write_text(inserted(page.read_text(), {name: text}))
     return 0
-
-
-def _publish(page: Path, parts: Mapping[str, str], *, write: bool) -> None:
-    print("\n".join(parts.values()))
-    if write:
-        page.write_text(inserted(page.read_text(), parts))
 
 
 def measure(size: Size, names: Sequence[str]) -> dict[str, Any]:
@@ -118,7 +108,9 @@ def fill_double(nodes: int, pods: int) -> dict[str, Any]:
     store.requests.clear()
     with tempfile.TemporaryDirectory(prefix="podwire-fill-", dir=_MEMORY) as directory, _simulation():
         filled = fill(store, Path(directory), nodes, pods)
-    return {**_filled(filled), "requests": dict(store.requests), **_objects(store.objects)}
+    objects = store.objects
+    size = sum(len(key) + len(raw) for key, raw in objects.items())
+    return {**_filled(filled), "requests": dict(store.requests), "objects": len(objects), "bytes": size}
 
 
 def _measure_pods(size: Size) -> dict[str, Any]:
@@ -126,7 +118,7 @@ def _measure_pods(size: Size) -> dict[str, Any]:
     gc.disable()
     rows = cluster_pods.measure(both, size.rounds)
     gc.enable()
-    print(timing_table(rows), flush=True)
+    print(text_table("ms", rows, "ranges"), flush=True)
     return {"ms": [as_json(row) for row in rows], "sockets": cluster_pods.count_sockets(both)}
 
 
@@ -159,14 +151,12 @@ def _fill_share(url: str, directory: Path, nodes: int, pods: int, first: int) ->
 
 def _measure_agent(size: Size) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="podwire-agent-") as directory:
-        return cluster_agents.measure_footprint(Path(directory), size.nodes, size.idle_s)._asdict()
+        return cluster_agents.measure_footprint(Path(directory), size.nodes, size.idle_s)
 
 
 def _measure_waits(size: Size) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="podwire-waits-") as directory:
-        waits, requests = cluster_agents.measure_waits(Path(directory), size.waits, size.waits_without_leader)
-    rows = [{"state": one.state, "count": len(one.seconds), "p50_s": one.p50, "p99_s": one.p99} for one in waits]
-    return {"rows": rows, "requests_of_pods": requests}
+        return cluster_agents.measure_waits(Path(directory), size.waits, size.waits_without_leader)
 
 
 def _measure_joins(size: Size) -> dict[str, Any]:
@@ -176,16 +166,6 @@ def _measure_joins(size: Size) -> dict[str, Any]:
 
 def _filled(filled: Filled) -> dict[str, Any]:
     return {"nodes": filled.nodes, "pods": filled.pods, "blocks": filled.blocks, "seconds": filled.seconds}
-
-
-def _objects(objects: Mapping[str, bytes]) -> dict[str, Any]:
-    """Returns the number and the bytes of the objects, of entries also alone: each agent reads all of these."""
-    entries = [len(raw) for key, raw in objects.items() if key.startswith("nodes/")]
-    return {
-        "objects": len(objects),
-        "bytes": sum(len(key) + len(raw) for key, raw in objects.items()),
-        "entry_bytes": sum(entries) / len(entries),
-    }
 
 
 @contextmanager

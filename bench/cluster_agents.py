@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent.pools.block_protocol import NodeRecord
 from agent.pools.documents import encode, format_entry
@@ -38,74 +38,41 @@ _PODS = 20  # fewer than three quarters of a block
 _POOLS: Any = [{"name": "default", "cidrs": ["10.64.0.0/12"]}]
 
 
-class Footprint(NamedTuple):
-    """What one agent needs: memory in MiB, seconds until it is ready, and its share of a core when idle.
+def measure_footprint(directory: Path, entries: int, idle_s: float) -> dict[str, Any]:
+    """Starts an agent with the entries of other nodes in etcd, and lets it idle.
 
-    `base_mib` is the peak of its memory without other nodes. It starts again, and has blocks and pods already.
+    Returns its memory in MiB, the seconds until it is ready, its share of a core when idle, and its requests.
     """
-
-    entries: int
-    start_s: float
-    start_cpu_s: float
-    peak_mib: float
-    idle_mib: float
-    idle_share: float
-    idle_requests: int
-    base_mib: float
-    start_requests: Mapping[str, int]
-
-
-def measure_footprint(directory: Path, entries: int, idle_s: float) -> Footprint:
-    """Starts an agent with the entries of other nodes in etcd, and lets it idle."""
     with pool_world(directory, count=1, pools=_POOLS) as world:
         (node,) = world.nodes
-        base_mib = _memory_mib(world.agents[node.name], "VmHWM")
         world.agents[node.name].stop()
         for begin in range(0, entries, _KEYS_AT_ONCE):
             _put(world.etcd, {_key(n): encode(format_entry(_entry(n))) for n in range(begin, begin + _KEYS_AT_ONCE)})
         requests, started = count_requests(world.etcd), time.monotonic()
         agent = world.start(node)
         agent.wait_ready(within_s=120)
-        start_s, start_cpu_s = time.monotonic() - started, _cpu_s(agent)
+        start_s, start_cpu_s = time.monotonic() - started, cpu_s(agent)
         time.sleep(idle_s / 2)  # until the routes are there
         start_requests = count_requests(world.etcd, requests)
-        cpu_s, requests, began = _cpu_s(agent), count_requests(world.etcd), time.monotonic()
+        used_s, requests, began = cpu_s(agent), count_requests(world.etcd), time.monotonic()
         time.sleep(idle_s)
-        share = (_cpu_s(agent) - cpu_s) / (time.monotonic() - began)
-        return Footprint(
-            entries=entries,
-            start_s=start_s,
-            start_cpu_s=start_cpu_s,
-            peak_mib=_memory_mib(agent, "VmHWM"),
-            idle_mib=_memory_mib(agent, "VmRSS"),
-            idle_share=share,
-            idle_requests=sum((count_requests(world.etcd, requests)).values()),
-            base_mib=base_mib,
-            start_requests=start_requests,
-        )
+        share = (cpu_s(agent) - used_s) / (time.monotonic() - began)
+        return {
+            "entries": entries,
+            "start_s": start_s,
+            "start_cpu_s": start_cpu_s,
+            "peak_mib": memory_mib(agent, "VmHWM"),
+            "idle_mib": memory_mib(agent, "VmRSS"),
+            "idle_share": share,
+            "idle_requests": sum(count_requests(world.etcd, requests).values()),
+            "start_requests": start_requests,
+        }
 
 
-class Waits(NamedTuple):
-    """How long ADD had no address, in seconds, with a store in one state."""
-
-    state: str
-    seconds: Sequence[float]
-
-    @property
-    def p50(self) -> float:
-        """The median."""
-        return statistics.median(self.seconds)
-
-    @property
-    def p99(self) -> float:
-        """The 99th percentile."""
-        return sorted(self.seconds)[max(0, -(-99 * len(self.seconds) // 100) - 1)]
-
-
-def measure_waits(directory: Path, rounds: int, stopped_rounds: int) -> tuple[list[Waits], int]:
+def measure_waits(directory: Path, rounds: int, stopped_rounds: int) -> dict[str, Any]:
     """Measures waits for an address with all members of etcd, and with the leader stopped at the moment of need.
 
-    Also returns the requests during ADD and DEL of pods while the node had free addresses.
+    Also counts the requests during ADD and DEL of pods while the node has free addresses.
     """
     with pool_world(directory, count=1, members=3, pools=_POOLS) as world:
         assert isinstance(world.etcd, EtcdMembers)
@@ -118,7 +85,18 @@ def measure_waits(directory: Path, rounds: int, stopped_rounds: int) -> tuple[li
         requests = sum(count_requests(world.etcd, before).values())
         normal = [pods.wait_for_block() for _ in range(rounds)]
         stopped = [_wait_without_leader(world.etcd, pods) for _ in range(stopped_rounds)]
-        return [Waits("all members run", normal), Waits("the leader is stopped", stopped)], requests
+        rows = [_wait_row("all members run", normal), _wait_row("the leader is stopped", stopped)]
+        return {"rows": rows, "requests_of_pods": requests}
+
+
+def _wait_row(state: str, seconds: Sequence[float]) -> dict[str, Any]:
+    last = max(0, -(-99 * len(seconds) // 100) - 1)
+    return {
+        "state": state,
+        "count": len(seconds),
+        "p50_s": statistics.median(seconds),
+        "p99_s": sorted(seconds)[last],
+    }
 
 
 def _wait_without_leader(etcd: EtcdMembers, pods: _Pods) -> float:
@@ -223,11 +201,13 @@ def _entry(number: int) -> NodeEntry:
     )
 
 
-def _memory_mib(agent: Agent, field: str) -> float:
+def memory_mib(agent: Agent, field: str) -> float:
+    """Returns a field of the agent's memory in /proc, such as VmHWM."""
     status = Path(f"/proc/{agent.process.pid}/status").read_text()
     return int(status.partition(f"{field}:")[2].split()[0]) / 1024
 
 
-def _cpu_s(agent: Agent) -> float:
+def cpu_s(agent: Agent) -> float:
+    """Returns the agent's processor time."""
     fields = Path(f"/proc/{agent.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS

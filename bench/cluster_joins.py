@@ -6,7 +6,6 @@ server, which sends Nodes as large as those of a real cluster.
 
 from __future__ import annotations
 
-import os
 import time
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from agent.cluster import Cluster
 from agent.node import Node, parse_node
+from bench.cluster_agents import cpu_s
 from tests.support import cluster_nodes
 from tests.support.agent_nodes import SERVER, cluster
 from tests.support.certificates import create
@@ -21,7 +21,6 @@ from tests.support.cluster_agent import Agent
 from tests.support.cluster_world import options_of
 from tests.support.kubernetes_double import NODES, KubernetesDouble
 
-_TICKS = os.sysconf("SC_CLK_TCK")
 _ROUNDS = 20
 _BLOCKS = 4  # of each IP version on a node
 _LIMIT_S = 600.0
@@ -81,7 +80,7 @@ def join_at_once(directory: Path, nodes: int) -> dict[str, float]:
         with server.running():
             agent = Agent(node, *options_of(directory, server), "--no-install")
             agent.wait_ready()
-            cpu_s, began = _cpu_s(agent), time.monotonic()
+            used_s, began = cpu_s(agent), time.monotonic()
             for number in range(nodes):
                 document = cluster_nodes.node(number)
                 path = f"{NODES}/{document['metadata']['name']}"
@@ -93,11 +92,6 @@ def join_at_once(directory: Path, nodes: int) -> dict[str, float]:
                     raise RuntimeError(f"routes are missing {_LIMIT_S} s after the last event")
                 time.sleep(0.1)
             late_s = time.monotonic() - last
-            agent_cpu_s = _cpu_s(agent) - cpu_s
+            agent_cpu_s = cpu_s(agent) - used_s
             agent.stop()
     return {"nodes": nodes, "joining_s": last - began, "late_s": late_s, "agent_cpu_s": agent_cpu_s}
-
-
-def _cpu_s(agent: Agent) -> float:
-    fields = Path(f"/proc/{agent.process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS

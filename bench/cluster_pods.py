@@ -8,91 +8,77 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from ipaddress import IPv4Network, ip_network
 from pathlib import Path
 
 from agent.pools import grants_file
 from agent.pools.block_protocol import Token
 from agent.pools.grants_file import Entry, Grants, PoolHead, State
-from bench.cases import Samples, compare, with_prefix
+from bench.attachment import Attachment, run_calls
+from bench.cases import Places, Samples, Subjects, attachments, compare, places
+from bench.counts import trace
 from bench.figures import Row
-from bench.process import Invocation
 from bench.subject import SINGLE, Config, Subject
 from ipam.host_local import grants as plugin_format
 from kernel import boot
-from tests.support import namespaces
 from tests.support.namespaces import Namespace
 
-TARGET = 1.05
 _POOL, _RANGES = "pool", "ranges"
 _BLOCKS = 5  # of a node with 250 pods
 _RESERVED = 60
-_NAMES = ("bridge + host-local", "host-local")
 _SOCKET = re.compile(r"socket\((AF_\w+)")
 _KERNEL = {"AF_NETLINK"}
 
 
-def subjects(bin_dir: Path, directory: Path) -> tuple[Subject, Subject]:
+def subjects(bin_dir: Path, directory: Path) -> Subjects:
     """Returns the two networks, the one with a pool first."""
     return Subject(_POOL, 1, bin_dir, directory / _POOL), Subject(_RANGES, 2, bin_dir, directory / _RANGES)
 
 
-def measure(both: tuple[Subject, Subject], rounds: int) -> list[Row]:
+def measure(both: Subjects, rounds: int) -> list[Row]:
     """Returns the times of ADD and DEL: of bridge with host-local, and of host-local alone."""
-    with _networks(both) as network:
-        pod = network.pod
 
-        def run(subject: Subject) -> Samples:
-            config = network.config(subject)
-            chain, alone = subject.cycle("bridge", config, pod), subject.cycle("host-local", config, pod)
-            return {**with_prefix(_NAMES[0], chain), **with_prefix(_NAMES[1], alone)}
+    def run(subject: Subject) -> Samples:
+        runs = subject.cycle("host-local", where[subject.label].network)
+        return {f"host-local {verb}": runs[verb].ms for verb in ("ADD", "DEL")}
 
-        rows = compare(both, rounds, run)
-    return [row._replace(target=TARGET) for row in rows if not row.case.endswith("CHECK")]
+    with _places(both) as where:
+        chain = attachments(both, rounds, "bridge + host-local", where)
+        return [row for row in (*chain, *compare(both, rounds, run)) if not row.case.endswith("CHECK")]
 
 
-def count_sockets(both: tuple[Subject, Subject]) -> int:
+def count_sockets(both: Subjects) -> int:
     """Returns how many sockets, other than those to the kernel, ADD and DEL of a pod open; strace sees all of them."""
-    with _networks(both) as network:
-        config = network.config(both[0])
-        traces = [_trace(both[0].call("bridge", verb, config, network.pod)) for verb in ("ADD", "DEL")]
-    families = [family for trace in traces for family in _SOCKET.findall(trace)]
+    subject = both[0]
+    with _places(both) as where:
+        network, _, pod = where[subject.label]
+        attachment = Attachment(subject, network, (), pod)
+        calls = [lines for verb in ("ADD", "DEL") for lines in run_calls(attachment.calls(verb), trace)]
+    families = [family for lines in calls for line in lines for family in _SOCKET.findall(line)]
     if "AF_NETLINK" not in families:
         raise RuntimeError("strace has seen no socket, not even those to the kernel")
     return sum(family not in _KERNEL for family in families)
 
 
-class _Networks:
-    """The configurations of both networks, and the namespace of the measured pod."""
-
-    def __init__(self, pod: Namespace) -> None:
-        self.pod = pod
-
-    def config(self, subject: Subject) -> Config:
-        """Returns a network with a bridge; that with a pool has its blocks in the grants file."""
-        config = subject.network(SINGLE)
-        if subject.label == _POOL:
-            return {**config, "ipam": {"type": "host-local", "dataDir": str(subject.store), "pool": "default"}}
-        subnet = str(next(IPv4Network("10.102.0.0/16").subnets(new_prefix=24)))
-        return {**config, "ipam": {**config["ipam"], "ranges": [[{"subnet": subnet}]]}}
-
-
 @contextlib.contextmanager
-def _networks(both: Sequence[Subject]) -> Iterator[_Networks]:
+def _places(both: Subjects) -> Iterator[Places]:
     """Yields the networks, each with a pod that stays and reserved addresses."""
     with contextlib.ExitStack() as stack:
-        pods = [stack.enter_context(namespaces.temporary()) for _ in range(3)]
-        networks = _Networks(pods[2])
-        for subject, resident in zip(both, pods[:2], strict=True):
-            config = networks.config(subject)
-            if subject.label == _POOL:
-                write_grants(str(subject.store), str(config["name"]), _BLOCKS)
-            stack.enter_context(subject.resident(config, resident))
-            stack.enter_context(_reservations(subject, config))
-        yield networks
+        where = stack.enter_context(places(both, _network))
+        for subject in both:
+            stack.enter_context(_reservations(subject, where[subject.label].network))
+        yield where
+
+
+def _network(subject: Subject) -> Config:
+    """Returns a network with a bridge; that with a pool has its blocks in the grants file."""
+    config = subject.network(SINGLE)
+    if subject.label == _POOL:
+        write_grants(str(subject.store), str(config["name"]), _BLOCKS)
+        return {**config, "ipam": {"type": "host-local", "dataDir": str(subject.store), "pool": "default"}}
+    subnet = str(next(IPv4Network("10.102.0.0/16").subnets(new_prefix=24)))
+    return {**config, "ipam": {**config["ipam"], "ranges": [[{"subnet": subnet}]]}}
 
 
 def write_grants(data_dir: str, network: str, blocks: int) -> None:
@@ -127,13 +113,3 @@ def _reservations(subject: Subject, config: Config) -> Iterator[None]:
     yield
     for name in names:
         subject.run("host-local", "DEL", config, Namespace("none"), name)
-
-
-def _trace(call: Invocation) -> str:
-    """Runs a call with strace; returns the lines of the calls for sockets."""
-    with tempfile.NamedTemporaryFile("r", prefix="podwire-trace-") as trace:
-        line = ["strace", "-f", "-qq", "-e", "trace=%network", "-o", trace.name, call.program]
-        done = subprocess.run(line, env=dict(call.env), input=call.stdin, capture_output=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{call.program} failed: {done.stdout.decode()}{done.stderr.decode()}")
-        return trace.read()

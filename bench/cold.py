@@ -13,31 +13,29 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from bench.cases import Network, Samples, Subjects, compare
+from bench.cases import Samples, Subjects, compare, of_kind, places
 from bench.figures import Row
 from bench.process import wait_all
-from bench.subject import Subject
-from tests.support.namespaces import Namespace
+from bench.subject import SINGLE, Subject
 from tests.support.processes import output
 
 _DISK = "/var/tmp"  # /tmp may be a tmpfs, whose files never leave memory
 
 
-def first_calls(subjects: Subjects, rounds: int, network: Network, pod: Namespace) -> list[Row]:
+def first_calls(subjects: Subjects, rounds: int) -> list[Row]:
     """Measures VERSION and bridge's ADD without the files of bridge and host-local in the page cache."""
 
     def measure(subject: Subject) -> Samples:
-        config = network(subject)
+        network, _, pod = where[subject.label]
         _drop_cache(subject.bin_dir)
-        samples = {"cold VERSION": subject.run("bridge", "VERSION", {})}
+        samples = {"first call after a boot: VERSION": subject.run("bridge", "VERSION", {}).ms}
         _drop_cache(subject.bin_dir)
-        samples["cold bridge ADD"] = add_run = subject.run("bridge", "ADD", config, pod)
-        subject.run("bridge", "DEL", {**config, "prevResult": add_run.outcome.result()}, pod)
-        return samples
+        add = subject.run("bridge", "ADD", network, pod)
+        subject.run("bridge", "DEL", {**network, "prevResult": add.outcome.result()}, pod)
+        return {**samples, "first call after a boot: bridge ADD": add.ms}
 
-    with _copies(subjects) as copies:
+    with _copies(subjects) as copies, places(copies, of_kind(SINGLE)) as where:
         for subject in copies:
-            subject.run("bridge", "VERSION", {})
             _drop_cache(subject.bin_dir)
             cached = _cached_bytes(subject.bin_dir)
             if cached:

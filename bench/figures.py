@@ -9,8 +9,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-# The units of groups of sizes, and their divisors.
-SIZE_UNITS = {"memory_kib": ("MiB", 1024), "shared_kib": ("MiB", 1024), "size_bytes": ("MB", 1e6)}
+# The groups of a report: the unit of a table, and the divisor of its figures.
+UNITS = {
+    "ms": ("ms", 1.0),
+    "pod_ms": ("ms a pod", 1.0),
+    "cold_ms": ("ms", 1.0),
+    "memory_kib": ("MiB", 1024.0),
+    "size_bytes": ("MB", 1e6),
+}
 
 
 class Figures(NamedTuple):
@@ -19,96 +25,46 @@ class Figures(NamedTuple):
     median: float
     least: float
     runs: int
-    faults: int | None = None  # median of the minor page faults; None if they were not counted
 
 
 class Row(NamedTuple):
-    """A case measured with both implementations; `target` is the ratio of medians that it should not exceed.
-
-    `reference` is None if the reference does not support the case; `floor` is the time of the kernel's work alone, None
-    if it was not measured.
-    """
+    """A case measured with both implementations."""
 
     case: str
     ours: Figures
-    reference: Figures | None
-    target: float | None = None
-    floor: Figures | None = None
+    reference: Figures
 
     @property
-    def ratio(self) -> float | None:
+    def ratio(self) -> float:
         """The ratio of the medians."""
-        return self.ours.median / self.reference.median if self.reference else None
+        return self.ours.median / self.reference.median
 
     @property
-    def least_ratio(self) -> float | None:
+    def least_ratio(self) -> float:
         """The ratio of the minima, which other work on the machine disturbs least."""
-        return self.ours.least / self.reference.least if self.reference else None
-
-    @property
-    def missed(self) -> bool:
-        """Whether the ratio exceeds the target."""
-        return self.target is not None and self.ratio is not None and self.ratio > self.target
+        return self.ours.least / self.reference.least
 
 
-def figures(values: Sequence[float], faults: Sequence[int] = ()) -> Figures:
+def figures(values: Sequence[float]) -> Figures:
     """Returns the figures of a series; raises ValueError when it is empty."""
     if not values:
         raise ValueError("nothing was measured")
-    return Figures(
-        median=statistics.median(values),
-        least=min(values),
-        runs=len(values),
-        faults=round(statistics.median(faults)) if faults else None,
-    )
+    return Figures(median=statistics.median(values), least=min(values), runs=len(values))
 
 
-def timing_table(rows: Sequence[Row], unit: str = "ms", reference: str = "reference") -> str:
-    """Returns the table of times: medians, minima, page faults, both ratios, targets, and floors if any.
-
-    `reference` is the head of the reference's column.
-    """
-    head = (unit, "podwire", "min", "faults", reference, "min", "faults", "ratio", "of min", "target")
-    if not any(row.floor for row in rows):
-        return table(head, [_timing(row) for row in rows])
-    floors = [f"{row.floor.median:.2f}" if row.floor else "" for row in rows]
-    lines = [(*_timing(row), floor) for row, floor in zip(rows, floors, strict=True)]
-    return table((*head, "kernel alone"), lines)
-
-
-def growth_table(rows: Sequence[tuple[str, Row, Row]]) -> str:
-    """Returns the table of growth: how many times longer the second row takes than the first."""
-    head = ("times longer", "podwire", "reference")
-    return table(
-        head,
-        [
-            (
-                name,
-                f"{large.ours.median / small.ours.median:.2f}",
-                f"{large.reference.median / small.reference.median:.2f}",
-            )
-            for name, small, large in rows
-            if small.reference and large.reference
-        ],
-    )
-
-
-def size_table(unit: str, divisor: float, rows: Sequence[Row], reference: str = "reference") -> str:
-    """Returns the table of sizes, in units of `divisor`."""
-    head = (unit, "podwire", reference, "ratio")
-    return table(
-        head,
-        [
-            (
-                row.case,
-                f"{row.ours.median / divisor:.1f}",
-                f"{row.reference.median / divisor:.1f}",
-                ratio_text(row.ratio),
-            )
-            for row in rows
-            if row.reference
-        ],
-    )
+def text_table(group: str, rows: Sequence[Row], reference: str = "reference") -> str:
+    """Returns the table of medians, minima and both ratios; `reference` is the head of the reference's column."""
+    unit, divisor = UNITS[group]
+    lines = [
+        (
+            row.case,
+            *(f"{value / divisor:.2f}" for side in (row.ours, row.reference) for value in (side.median, side.least)),
+            ratio_text(row.ratio),
+            ratio_text(row.least_ratio),
+        )
+        for row in rows
+    ]
+    return table((unit, "podwire", "min", reference, "min", "ratio", "of min"), lines)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -126,26 +82,12 @@ def as_json(row: Row) -> Mapping[str, object]:
     return {
         "case": row.case,
         "podwire": row.ours._asdict(),
-        "reference": row.reference._asdict() if row.reference else None,
-        "floor": row.floor._asdict() if row.floor else None,
+        "reference": row.reference._asdict(),
         "ratio": row.ratio,
         "ratio_of_least": row.least_ratio,
-        "wanted": row.target,
     }
 
 
-def _timing(row: Row) -> tuple[str, ...]:
-    target = "" if row.target is None else f"{row.target:.2f}" + (" !" if row.missed else "  ")
-    reference = _side(row.reference) if row.reference else ("-", "", "")
-    return (row.case, *_side(row.ours), *reference, ratio_text(row.ratio), ratio_text(row.least_ratio), target)
-
-
-def ratio_text(value: float | None) -> str:
-    """Returns a ratio with two decimal places, a small one with three, "" for None."""
-    if value is None:
-        return ""
+def ratio_text(value: float) -> str:
+    """Returns a ratio with two decimal places, a small one with three."""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
-
-
-def _side(side: Figures) -> tuple[str, str, str]:
-    return f"{side.median:.2f}", f"{side.least:.2f}", "" if side.faults is None else str(side.faults)

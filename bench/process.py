@@ -1,4 +1,4 @@
-"""Starts a plugin as a runtime does, and measures its time, page faults and memory.
+"""Starts a plugin as a runtime does, and measures its time and memory.
 
 One rule: the measured time is the time that a runtime waits, from the start until both output pipes are at their end
 and the process is reaped. Writing stdin and checking the outcome are not included.
@@ -37,11 +37,10 @@ class Invocation(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The measurement of a call: `ms` as the runtime sees it, `faults` its minor page faults and its children's."""
+    """The measurement of a call: `ms` as the runtime sees it."""
 
     outcome: Outcome
     ms: float
-    faults: int
 
 
 def adopt_orphans() -> None:
@@ -68,13 +67,13 @@ def run(call: Invocation) -> Run:
         with _killed_on_error(pid):
             stdout = _read(out)
             stderr = _read(err)
-            _, status, usage = os.wait4(pid, 0)
+            _, status = os.waitpid(pid, 0)
         ended = time.perf_counter_ns()
     finally:
         for descriptor in (stdin, out, err):
             os.close(descriptor)
     outcome = Outcome(os.waitstatus_to_exitcode(status), stdout, stderr.decode(errors="replace"))
-    return Run(outcome, (ended - started) / 1e6, usage.ru_minflt)
+    return Run(outcome, (ended - started) / 1e6)
 
 
 def wait_all() -> None:

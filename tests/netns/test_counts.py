@@ -1,14 +1,12 @@
 """Limits of the messages, files and processes of each verb; no times."""
 
 import re
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from bench.chains import host_port
-from bench.counts import Counts, count_chain
-from bench.subject import DUAL, NFTABLES, SINGLE, Chained, Kind, Subject
+from bench.counts import Counts, count_verbs
+from bench.subject import BANDWIDTH, DUAL, NFTABLES, SINGLE, Kind, Subject
 from bench.versions import reference_version
 from tests.support import namespaces
 from tests.support.namespaces import Namespace
@@ -18,21 +16,20 @@ from tests.support.namespaces import Namespace
 # send different numbers of answers, and for requests of verbs that poll until the kernel has finished.
 BRIDGE = {"ADD": (1, 125, 13, 11, 6), "CHECK": (1, 90, 6, 7, 5), "DEL": (2, 170, 7, 13, 10)}
 DUAL_STACK = {"ADD": (1, 180, 22, 18, 10), "CHECK": (1, 95, 7, 8, 6), "DEL": (2, 175, 8, 13, 10)}
-CHAINED = [host_port("nftables"), Subject.bandwidth]
 FULL_CHAIN = {"ADD": (3, 290, 16, 57, 23), "CHECK": (3, 240, 9, 35, 21), "DEL": (7, 365, 14, 54, 24)}
 
 
 @pytest.mark.one_kernel
 @pytest.mark.parametrize(
-    ("kind", "chained", "limits"),
+    ("kind", "limits"),
     [
-        pytest.param(SINGLE, [], BRIDGE, id="bridge"),
-        pytest.param(DUAL, [], DUAL_STACK, id="dual stack"),
-        pytest.param(NFTABLES, CHAINED, FULL_CHAIN, id="full chain", marks=pytest.mark.needs("nft_nat", "nft_inet")),
+        pytest.param(SINGLE, BRIDGE, id="bridge"),
+        pytest.param(DUAL, DUAL_STACK, id="dual stack"),
+        pytest.param(NFTABLES, FULL_CHAIN, id="full chain", marks=pytest.mark.needs("nft_nat", "nft_inet")),
     ],
 )
 def test_verbs_stay_within_their_limits(
-    bin_dir: Path, host: Namespace, sandbox: Namespace, store: Path, kind: Kind, chained: list[Chained], limits
+    bin_dir: Path, host: Namespace, sandbox: Namespace, store: Path, kind: Kind, limits
 ):
     """ADD, CHECK and DEL of a node's second pod need no more messages, files or processes than the limits here.
 
@@ -40,14 +37,13 @@ def test_verbs_stay_within_their_limits(
     """
     subject = Subject("podwire", 1, bin_dir, store)
     with namespaces.temporary() as resident, host.entered(), subject.resident(subject.network(kind), resident):
-        counts: dict[str, Counts] = defaultdict(Counts)
-        list(count_chain(subject, kind, chained, sandbox))
-        for _, verb, of_plugin in count_chain(subject, kind, chained, sandbox):
-            counts[verb] = counts[verb].plus(of_plugin)
+        chained = [subject.portmap("nftables"), BANDWIDTH] if kind is NFTABLES else []
+        count_verbs(subject, kind, chained, sandbox)
+        counts = count_verbs(subject, kind, chained, sandbox)
     exceeded = {
         f"{verb}: {field}": (count, limit)
         for verb, verb_limits in limits.items()
-        for field, count, limit in zip(Counts._fields, counts[verb], verb_limits, strict=False)
+        for field, count, limit in zip(Counts._fields, counts[verb], verb_limits, strict=True)
         if count > limit
     }
     assert not exceeded, f"count and limit: {exceeded}"

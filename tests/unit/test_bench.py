@@ -1,60 +1,47 @@
-"""The figures of bench/: arithmetic on samples, calls counted and recorded from strace's output, flows of calls."""
+"""The figures of bench/: arithmetic on samples, calls counted from strace's output, the calls of pods."""
 
 from __future__ import annotations
 
-import struct
+import json
+from pathlib import Path
 
 import pytest
 
+from bench.attachment import Attachment, Calls, ms_each, run_calls
 from bench.counts import Comparison, Counts, count, markdown
-from bench.figures import Figures, Row, as_json, figures, growth_table, size_table, table, timing_table
-from bench.flows import Flow, ms_per_flow, single_call
+from bench.figures import Figures, Row, as_json, figures, table, text_table
 from bench.process import Invocation
-from bench.replay import recording
+from bench.subject import BANDWIDTH, SINGLE, Subject
 from bench.versions import reference_version
+from tests.support.namespaces import Namespace
 
 
-def row(ours: list[float], reference: list[float], target: float | None = None) -> Row:
-    return Row("case", figures(ours), figures(reference), target)
+def row(ours: list[float], reference: list[float]) -> Row:
+    return Row("case", figures(ours), figures(reference))
 
 
 def test_figures_of_a_series():
-    """The figures of a series are median, minimum, length, and the median of its page faults, None if not counted."""
-    assert figures([3.0, 1.0, 2.0, 9.0], [10, 30, 20]) == Figures(median=2.5, least=1.0, runs=4, faults=20)
-    assert figures([1.0]).faults is None
+    """The figures of a series are median, minimum and length; an empty one is an error."""
+    assert figures([3.0, 1.0, 2.0, 9.0]) == Figures(median=2.5, least=1.0, runs=4)
     with pytest.raises(ValueError, match="nothing was measured"):
         figures([])
 
 
-@pytest.mark.parametrize(
-    ("ours", "target", "cells"),
-    [(0.8, 0.8, ["0.80", "0.80"]), (0.81, 0.8, ["0.81", "0.80", "!"]), (5.0, None, ["5.00"])],
-)
-def test_missed_target_is_marked(ours, target, cells):
-    """A ratio above its target has an exclamation mark; a row without a target has an empty cell."""
-    last = timing_table([row([ours], [1.0], target)]).splitlines()[-1].split()
-    assert last == ["case", f"{ours:.2f}", f"{ours:.2f}", "1.00", "1.00", f"{ours:.2f}", *cells]
-
-
 def test_tables():
-    """Columns are aligned, growth compares each implementation with itself, sizes are in their unit, ratios not."""
+    """Columns are aligned, medians and minima are in the table's unit, ratios not."""
     assert table(("a", "n"), [("long", "1"), ("b", "100")]) == "a       n\n----  ---\nlong    1\nb     100"
-    text = growth_table([("verb", row([2.0], [1.0]), row([3.0], [8.0]))])
-    assert text.splitlines()[-1].split() == ["verb", "1.50", "8.00"]
-    text = size_table("MiB", 1024, [row([2048.0], [4096.0])])
-    assert text.splitlines()[-1].split() == ["case", "2.0", "4.0", "0.50"]
+    last = text_table("memory_kib", [row([2048.0, 4096.0], [4096.0])]).splitlines()[-1]
+    assert last.split() == ["case", "3.00", "2.00", "4.00", "4.00", "0.75", "0.50"]
 
 
 def test_json_has_every_figure():
     """A row in JSON has both implementations' figures, and podwire's medians and minima divided by the reference's."""
-    assert as_json(row([1.0, 2.0, 3.0], [2.0, 8.0, 9.0], target=0.8)) == {
+    assert as_json(row([1.0, 2.0, 3.0], [2.0, 8.0, 9.0])) == {
         "case": "case",
-        "podwire": {"median": 2.0, "least": 1.0, "runs": 3, "faults": None},
-        "reference": {"median": 8.0, "least": 2.0, "runs": 3, "faults": None},
-        "floor": None,
+        "podwire": {"median": 2.0, "least": 1.0, "runs": 3},
+        "reference": {"median": 8.0, "least": 2.0, "runs": 3},
         "ratio": 0.25,
         "ratio_of_least": 0.5,
-        "wanted": 0.8,
     }
 
 
@@ -87,9 +74,9 @@ TWO_PROCESSES = """\
 
 def test_calls_of_processes_are_counted():
     """Successful opens, netlink messages and child processes count once; threads and copies of a request do not."""
-    expected = Counts(processes=1, calls=8, files=1, requests=2, sends=1, receives=1, received_bytes=36)
+    expected = Counts(processes=1, calls=8, files=1, requests=2, sends=1)
     assert count(ONE_OF_EACH.splitlines()) == expected
-    expected = Counts(processes=2, calls=6, files=1, requests=1, sends=1, receives=1, received_bytes=64)
+    expected = Counts(processes=2, calls=6, files=1, requests=1, sends=1)
     assert count(TWO_PROCESSES.splitlines()) == expected
 
 
@@ -97,38 +84,6 @@ def test_table_of_counts_has_both_implementations():
     """Each cell has podwire's count and the reference's."""
     counted = Comparison("bridge ADD", Counts(1, 125, 14), Counts(2, 1264, 30)).as_json()
     assert "| bridge ADD | 1 / 2 | 125 / 1,264 | 14 / 30 | 0 / 0 |" in markdown([counted])
-
-
-TRACE = """\
-7  openat(AT_FDCWD, "/run/netns/pod", O_RDONLY|O_CLOEXEC) = 3
-7  socket(AF_NETLINK, SOCK_RAW|SOCK_CLOEXEC, NETLINK_ROUTE) = 4
-7  setns(3, CLONE_NEWNET)            = 0
-7  socket(AF_NETLINK, SOCK_RAW|SOCK_CLOEXEC, NETLINK_NETFILTER) = 5
-7  setns(6, CLONE_NEWNET)            = 0
-7  sendto(4, [{nlmsg_len=20}, "x"], 20, 0, NULL, 0) = 20
- | 00000  14 00 00 00 12 00 01 00  01 00 00 00 00 00 00 00  ................ |
- | 00010  00 00 00 00                                       ....             |
-7  recvfrom(4, [{nlmsg_len=36, nlmsg_type=NLMSG_ERROR}, {error=-ENODEV, msg={nlmsg_len=20}}], 9, 0, NULL, NULL) = 36
-7  sendmsg(5, {msg_iov=[{iov_base=[{nlmsg_len=28}, [{nlmsg_len=20}]]}]}, 0) = 48
- * 48 bytes in buffer 0
- | 00000  1c 00 00 00 10 00 01 00  00 00 00 00 00 00 00 00  ................ |
- | 00010  00 00 00 0a 08 00 01 00  00 00 00 2a 14 00 00 00  ................ |
- | 00020  11 00 01 00 00 00 00 00  00 00 00 00 00 00 00 0a  ................ |
-7  write(1, "ab", 2) = 2
- | 00000  61 62                                             ab               |
-7  +++ exited with 0 +++
-"""
-
-
-def test_sends_are_recorded_with_their_sockets_and_answers():
-    """A recorded send has its socket, number of answers and errors, and its bytes without a batch's generation ID."""
-    recorded = recording(TRACE.splitlines(), "/run/netns/pod")
-    assert struct.unpack_from("2I", recorded) == (3, 2)
-    assert struct.unpack_from("6I", recorded, 8) == (0, 0, 0, 1, 1, 20)
-    assert recorded[32:52] == bytes.fromhex("1400000012000100010000000000000000000000")
-    assert struct.unpack_from("6I", recorded, 52) == (1, 12, 1, 0, 0, 40)
-    begin, end = "14000000100001000000000000000000 0000000a", "1400000011000100000000000000000000 00000a"
-    assert recorded[76:] == bytes.fromhex(begin + end)
 
 
 def call(program, text: str) -> Invocation:
@@ -144,23 +99,44 @@ def program(tmp_path):
     return path
 
 
-def test_flows_are_limited_in_parallel(program):
-    """The calls of a flow run one after another, no more flows than permitted in parallel; a failure is an error."""
+def test_pods_are_limited_in_parallel(program):
+    """The calls of a pod run one after another, no more pods than permitted in parallel; a failure is an error."""
 
-    def flow(name: str) -> Flow:
+    def calls(name: str) -> Calls:
         running.append(name)
         assert len(running) <= 2
         for number in ("one", "two"):
             outputs.append((yield call(program, f"{name} {number}")).decode())
         running.remove(name)
 
+    def failing() -> Calls:
+        yield call(program, "FAIL")
+
     running: list[str] = []
     outputs: list[str] = []
-    assert ms_per_flow([flow(name) for name in "abcde"], 2) > 0
+    assert ms_each([calls(name) for name in "abcde"], 2) > 0
     for name in "abcde":
         assert [text for text in outputs if text[0] == name] == [f"{name} one stdin\n", f"{name} two stdin\n"]
     with pytest.raises(RuntimeError, match="FAIL stdin\nwhy"):
-        ms_per_flow([single_call(call(program, "FAIL"))], 1)
+        ms_each([failing()], 1)
+
+
+def test_calls_of_a_list_are_in_the_order_of_libcni():
+    """Each ADD gets the previous plugin's result; CHECK and DEL get the last one, and DEL runs in reverse order."""
+    subject = Subject("podwire", 1, Path("/bin"), Path("/store"))
+    attachment = Attachment(subject, subject.network(SINGLE), [BANDWIDTH, {"type": "tuning"}], Namespace("none"))
+
+    def answer(one: Invocation) -> tuple[tuple[str, object], bytes]:
+        config = json.loads(one.stdin)
+        assert config["name"] == "single-1"
+        return (config["type"], config.get("prevResult")), json.dumps({"by": config["type"]}).encode()
+
+    last = {"by": "tuning"}
+    expected = [("bridge", None), ("bandwidth", {"by": "bridge"}), ("tuning", {"by": "bandwidth"})]
+    for _ in range(2):
+        assert run_calls(attachment.calls("ADD"), answer) == expected
+        assert run_calls(attachment.calls("CHECK"), answer) == [("bridge", last), ("bandwidth", last), ("tuning", last)]
+        assert run_calls(attachment.calls("DEL"), answer) == [("tuning", last), ("bandwidth", last), ("bridge", last)]
 
 
 @pytest.mark.parametrize(
@@ -169,6 +145,7 @@ def test_flows_are_limited_in_parallel(program):
         ("1.1.1", "CNI bridge plugin v1.9.1", "1.9.1"),
         ("1.9.1+ds1-1", "CNI bridge plugin version unknown", "1.9.1"),
         ("bin", "CNI bridge plugin version unknown", ""),
+        ("bin", "CNI bridge plugin v1.9.1+podwire.0.1.0", ""),
     ],
 )
 def test_version_of_the_reference(tmp_path, name, text, version):

@@ -10,43 +10,39 @@ import pytest
 
 from bench import page, plot
 from bench.figures import Row, as_json, figures
-from bench.run import write, write_newest
+from bench.run import write
 from tests.support.markdown import DOCS, Document
 
 SVG = "{http://www.w3.org/2000/svg}"
+HEAD = "reference 1.1.1"
 
 
-def report(*cases: tuple[str, float, float] | Row, group: str = "ms") -> dict[str, Any]:
-    rows = [case if isinstance(case, Row) else Row(case[0], figures([case[1]]), figures([case[2]])) for case in cases]
-    return {"about": {"rounds": 3, "kernel": "6.1", "cpus": 2}, group: [as_json(row) for row in rows]}
+def report(*cases: tuple[str, float, float], group: str = "ms") -> dict[str, Any]:
+    rows = [Row(case, figures([ours]), figures([reference])) for case, ours, reference in cases]
+    about = {"rounds": 3, "kernel": "6.1.0-9", "cpus": 2, "version": "1.9.1", "load": 2.04}
+    return {"about": about, group: [as_json(row) for row in rows]}
 
 
-def test_table_has_every_case():
-    """Each case is a row with both medians and their ratio, below a line about the machine; sizes are in MiB and MB."""
-    text = page.markdown(report(("VERSION", 0.61234, 1.25), ("portmap DEL", 3, 512.4)))["bench"]
-    assert "| VERSION | 0.612 | 1.25 | 0.49 |" in text
-    assert "| portmap DEL | 3 | 512 | 0.006 |" in text
-    assert "3 rounds, Linux 6.1, 2 processors" in text
-    assert "| ADD | 2 | 4 | 0.50 |" in page.markdown(report(("ADD", 2048, 4096), group="shared_kib"))["bench"]
-    assert "| bridge | 15 | 5 | 3.00 |" in page.markdown(report(("bridge", 15360, 5120), group="memory_kib"))["bench"]
-    assert "| all | 25.2 | 12.6 | 2.00 |" in page.markdown(report(("all", 25.2e6, 12.6e6), group="size_bytes"))["bench"]
+def test_tables_have_every_case():
+    """Verbs are side by side with ratio and medians, below a line about the machine; sizes have their units."""
+    text = page.times(report(("bridge ADD", 1, 2), ("bridge DEL", 2, 200.4), ("VERSION", 0.61234, 1.25)))
+    assert "3 rounds, Linux 6.1, 2 processors. The load was up to 2.0: trust the ratios" in text
+    assert "| reference 1.9.1 | ADD | CHECK | DEL |" in text
+    assert "| bridge | 0.50 (1 / 2) |  | 0.010 (2 / 200) |" in text
+    assert "| VERSION | 0.49 (0.612 / 1.25) |  |  |" in text
+    text = page.markdown(report(("ADD", 15360, 5120), group="memory_kib"))["costs"]
+    assert "| ADD | 15 MiB | 5 MiB | 3.00 |" in text
+    text = page.markdown(report(("all", 25.2e6, 12.6e6), group="size_bytes"))["costs"]
+    assert "| all | 25.2 MB | 12.6 MB | 2.00 |" in text
 
 
 def test_the_newest_reference_has_a_separate_table(tmp_path):
-    """Ratios and times of the verbs are side by side; the rest of the page stays."""
-    quick = report(("bridge ADD", 1, 2), ("bridge DEL", 2, 20), ("VERSION", 1, 4))
-    quick["about"] |= {"version": "1.9.1", "load": 2.04}
-    page_file = tmp_path / "performance.md"
-    page_file.write_text("before <!-- newest -->\nold\n<!-- end of newest --> after")
-    assert write_newest(quick, tmp_path) == [page_file]
-    text = page_file.read_text()
-    assert text.startswith("before <!-- newest -->\n")
-    assert text.endswith("<!-- end of newest --> after")
-    assert "| podwire divided by reference 1.9.1 | ADD | CHECK | DEL |" in text
-    assert "| bridge | 0.50 (1 / 2) |  | 0.10 (2 / 20) |" in text
-    assert "| VERSION | 0.25 (1 / 4) |  |  |" in text
-    assert "The load was up to 2.0: trust the ratios" in text
-    assert "old" not in text
+    """Its run replaces only its part of the page."""
+    file = tmp_path / "performance.md"
+    file.write_text("before <!-- newest -->\nold\n<!-- end of newest --> after")
+    run = report(("bridge ADD", 1, 2))
+    assert write(run, tmp_path, newest=True) == [file]
+    assert file.read_text() == f"before <!-- newest -->\n\n{page.times(run)}\n\n<!-- end of newest --> after"
 
 
 def test_tables_replace_the_previous_ones():
@@ -76,9 +72,10 @@ def test_nothing_is_written_when_one_part_fails(tmp_path):
 
 def test_page_and_plot_are_from_one_run():
     """The plot in docs/ shows the figures of the table on the page, and every plotted case is in the table."""
-    tables = Document(DOCS / "performance.md").tables()
-    rows = {row[head]: row for table in tables for row in table for head in row if head.startswith("ms")}
+    (rows,) = (table for table in Document(DOCS / "performance.md").tables() if next(iter(table[0])) == HEAD)
+    by_title = {row[HEAD]: row for row in rows}
     drawn = ElementTree.fromstring((DOCS / "bench.svg").read_text())
     figures_drawn = [element.text or "" for element in drawn.iter(f"{SVG}text") if element.attrib.get("class")]
-    expected = [rows[case][side] for case in plot.PLOTTED for side in ("podwire", "reference 1.1.1")]
+    cells = [by_title[case]["ADD"] if case in by_title else by_title[case[:-4]][case[-3:]] for case in plot.PLOTTED]
+    expected = [figure for cell in cells for figure in re.findall(r"[\d.]+", cell)[1:]]
     assert [text for text in figures_drawn if re.fullmatch(r"[\d.]+", text)] == expected
