@@ -298,11 +298,14 @@ def _exhausted_text(range_set: RangeSet) -> str:
 
 
 def _hint(directory: str) -> str:
-    """Returns the fix for a full range; it removes no files, which may be reservations of running pods."""
+    """Returns the fix for a full range; it removes no files, which may be reservations of running pods.
+
+    Not `podwire gc`: it needs the network's file in net.d or an attachment in the cache.
+    """
     network = basename(directory)
     return (
-        f"podwire ipam list {network} lists the addresses; podwire gc {network} releases those of containers that are "
-        "no longer running; if all are running, enlarge the range"
+        f"podwire ipam list {network} lists the addresses; podwire ipam free --gone {network} releases those of "
+        "containers that are no longer running; if all are running, enlarge the range"
     )
 
 

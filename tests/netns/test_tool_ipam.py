@@ -278,10 +278,10 @@ def test_fix_of_a_full_range_releases_only_stale_addresses(node, sandbox, new_sa
     ipam = node.config["plugins"][0]["ipam"]
     config = {"cniVersion": "1.1.0", "name": node.name, "ipam": ipam}
     details = run_plugin("host-local", "ADD", config, netns=new_sandbox(), host=node.host).error()["details"]
-    commands = re.findall(r"podwire ((?:ipam list|gc) \S+)", details)
-    assert commands == [f"ipam list {node.name}", f"gc {node.name}"]
+    commands = re.findall(r"podwire (ipam (?:list|free --gone) \S+)", details)
+    assert commands == [f"ipam list {node.name}", f"ipam free --gone {node.name}"]
     assert "file" not in details
     for command in commands:
-        assert node.tool(*command.split(), directories=command.startswith("ipam")).status == 0
+        assert node.tool(*command.split()).status == 0
     assert kept in states(node)
     assert freed not in states(node)
