@@ -16,6 +16,7 @@ from cni.errors import CniError, Code
 from podwire import attachments, networks
 from podwire.command import Command, Context, Status, conf_dir, require_root
 from podwire.commands.attachment_options import add_dry_run, add_explain, add_options, build_runtime
+from podwire.delegates import is_flannel
 from podwire.networks import Network
 from podwire.node import release
 from podwire.node.inspection import read_snapshot
@@ -24,6 +25,7 @@ from podwire.node.reservations import ReservationState, state_of
 from podwire.output import plural
 from podwire.verbs import network_list, running_attachments
 from podwire.verbs.invoke import Pod
+from podwire.verbs.network_list import Runtime
 from podwire.verbs.running_attachments import RunningAttachments
 
 _LISTED = 5  # released addresses
@@ -61,9 +63,8 @@ def _gc(context: Context, options: Namespace) -> Status:
             if options.dry_run and not context.out.as_json:
                 context.out.print(f"{one.path} would be removed")
     released: list[str] = []
-    if not network.disable_gc and (unasked := network_list.gc(runtime, network, running.valid)):
-        released = _release_addresses(running, dry_run=options.dry_run)
-        _print_plugins_without_gc(context, network, unasked, released, dry_run=options.dry_run)
+    if not network.disable_gc:
+        released = _run_gc(context, runtime, network, running, dry_run=options.dry_run)
     if context.out.as_json:
         steps = [step.to_json() for step in runtime.done]
         lists = {"kept": _to_json(running.valid()), "deleted": _to_json(deleted), "released": released}
@@ -98,10 +99,23 @@ def _print_counts(context: Context, running: RunningAttachments, number: int, go
         )
 
 
+def _run_gc(
+    context: Context, runtime: Runtime, network: Network, running: RunningAttachments, *, dry_run: bool
+) -> list[str]:
+    """Runs GC of the plugins, and releases the addresses for those without it; returns these addresses."""
+    without_gc = network_list.gc(runtime, network, running.valid)
+    if not (without_gc or any(map(is_flannel, network.plugins))):
+        return []
+    released = _release_addresses(running, dry_run=dry_run)
+    _print_plugins_without_gc(context, network, without_gc, released, dry_run=dry_run)
+    return released
+
+
 def _release_addresses(running: RunningAttachments, *, dry_run: bool) -> list[str]:
     """Releases the host-local addresses of containers that are no longer running, for plugins without GC.
 
-    Such a plugin, as flannel, may allocate addresses by an IPAM plugin that the network's configuration does not name.
+    Such a plugin may allocate addresses by an IPAM plugin that the network's configuration does not name. flannel's
+    accepts GC from 1.1.0 on, and does nothing.
     Returns the addresses; with `dry_run` those that would be released.
     """
     snapshot = read_snapshot(running.places, rules=False)
@@ -120,7 +134,8 @@ def _print_plugins_without_gc(
 ) -> None:
     if context.out.as_json:
         return
-    context.out.print(f"GC was not run (cniVersion {network.version} has none): {', '.join(kinds)}")
+    if kinds:
+        context.out.print(f"GC was not run (cniVersion {network.version} has none): {', '.join(kinds)}")
     if released:
         verb = "would release" if dry_run else "released"
         addresses = plural(len(released), "address")
@@ -177,7 +192,7 @@ GC = Command(
     "The configuration of a network without a file in net.d (podman's default, a removed one) is read from the\n"
     "cache.\n\n"
     "If a plugin has no GC, as flannel, it also releases the host-local addresses of NETWORK whose containers are\n"
-    "proven to be no longer running.\n\n"
+    "proven to be no longer running, as `podwire ipam free --gone` does.\n\n"
     '--json: {"network", "kept": [{"containerID", "ifname"}], "deleted": [...], "released": ["..."], "steps": [...]},\n'
     "steps as of add; released are those addresses.",
     _gc,

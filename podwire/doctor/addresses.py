@@ -20,6 +20,7 @@ from ipam.host_local.ranges import RangeSet
 from ipam.host_local.store import Store
 from kernel import locks
 from kernel.netfilter import iptables_program
+from podwire.delegates import is_flannel
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, mount_point, read_text
 from podwire.doctor.run import Run
@@ -96,11 +97,10 @@ def _ranges(node: Node) -> Iterator[Finding]:
         for number, range_set in enumerate(item.sets):
             usage = _usage(node, item, range_set, Usage.count(range_set, owners_in(range_set, owners), known))
             stale += usage.stale
+            fix = node.command("gc", name) if usage.stale else _how_to_enlarge(item)
             if allocator.exhaustion_error(store, number, range_set, cache):
-                fix = node.command("gc", name) if usage.stale else f'set a larger "subnet" in {item.network.path}'
                 yield _FULL.finding(name, f"range {range_set}: {usage}", fix)
             elif usage.in_use * 100 >= usage.size * _NEARLY_PERCENT and usage.in_use > usage.stale:
-                fix = node.command("gc", name) if usage.stale else f'set a larger "subnet" in {item.network.path}'
                 yield _NEARLY.finding(name, f"range {range_set}: {usage}", fix)
             else:
                 yield ok_finding("ranges", name, f"range {range_set}: {usage}")
@@ -110,6 +110,12 @@ def _ranges(node: Node) -> Iterator[Finding]:
                 f"{stale} address(es) in {store.directory} are reserved for containers that are no longer running",
                 node.command("gc", name),
             )
+
+
+def _how_to_enlarge(item: Interface) -> str:
+    if any(map(is_flannel, item.network.plugins)):
+        return "flannel takes the range from the node's podCIDR: give the node a larger one, or run fewer pods on it"
+    return f'set a larger "subnet" in {item.network.path}'
 
 
 def _reserved(node: Node) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from shlex import quote
 from cni.address import Network as Subnet
 from kernel.fib import UNICAST
 from kernel.link import IFF_LOOPBACK
+from podwire import delegates
 from podwire.attachments import CachedAttachment
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, overlapping, types_of
@@ -73,6 +74,12 @@ _OTHERS = Fault(
     Severity.NOTE,
     "files or interfaces of another CNI remain, and no network uses it; its rules and routes may also remain",
     "remove it as its documentation says; a reboot removes its interfaces",
+)
+_NO_SUBNET = Fault(
+    "flannel-subnet-missing",
+    Severity.PROBLEM,
+    "flannel's daemon has written no subnet of this node into its file, without which flannel's plugin fails at ADD",
+    "the daemon's log has the reason: `kubectl -n kube-flannel logs ds/kube-flannel-ds`, of k3s `journalctl -u k3s`",
 )
 
 _KUBELET = "/var/lib/kubelet"
@@ -252,6 +259,19 @@ def _leftovers(node: Node) -> Iterator[Finding]:
             )
 
 
+def _flannel(node: Node) -> Iterator[Finding]:
+    for network in node.networks:
+        for plugin in filter(delegates.is_flannel, network.plugins):
+            path = delegates.subnet_file(plugin)
+            if delegates.has_ranges(delegates.read_delegate(plugin)):
+                continue
+            if os.path.lexists(path) and not os.access(path, os.R_OK):
+                yield UNSEEN.finding(network.name, f"{path} cannot be read", UNSEEN.fix)
+                continue
+            state = "names no subnet" if os.path.lexists(path) else "does not exist"
+            yield _NO_SUBNET.finding(network.name, f"{path} {state}: ADD fails", _NO_SUBNET.fix.replace("`", ""))
+
+
 CHECKS = (
     Check(_GROUP, "files", "net.d has a network", _files, (_NONE, _UNUSABLE)),
     Check(_GROUP, "names", "each network is defined in one file", _names, (_TWICE,)),
@@ -259,5 +279,6 @@ CHECKS = (
     Check(_GROUP, "forgotten", "the networks of running pods are configured", _forgotten, (_FORGOTTEN,)),
     Check(_GROUP, "subnets", "no two networks allocate the same addresses", _subnets, (_TOGETHER,)),
     Check(_GROUP, "host", "the host has no other route to the pods' subnets", _host, (_ON_HOST,)),
+    Check(_GROUP, "flannel", "no network lacks flannel's subnet", _flannel, (_NO_SUBNET,)),
     Check(_GROUP, "leftovers", "nothing remains of another CNI", _leftovers, (_OTHERS,)),
 )

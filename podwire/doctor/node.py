@@ -29,7 +29,7 @@ from kernel.netfilter import nft, nft_chains
 from kernel.netfilter.nft import Chain
 from kernel.netfilter.ruleset import Ruleset, read_ruleset
 from kernel.route import TABLE_MAIN
-from podwire import attachments, networks, runtimes
+from podwire import attachments, delegates, networks, runtimes
 from podwire.attachments import CachedAttachment
 from podwire.checking import Checker
 from podwire.doctor.run import Run
@@ -306,7 +306,8 @@ def overlapping(one: Subnet, others: Iterable[Subnet]) -> Subnet | None:
     return None
 
 
-def _interface(network: Network, plugin: Mapping[str, object]) -> Interface | None:
+def _interface(network: Network, listed: Mapping[str, object]) -> Interface | None:
+    plugin = delegates.read_delegate(listed)
     kind = str(plugin["type"])
     if kind not in ("bridge", "ptp"):
         return None

@@ -25,7 +25,7 @@ from ipam.host_local.ranges import RangeSet
 from ipam.host_local.store import Store
 from plugins.tuning import backup
 from plugins.tuning import conf as tuning
-from podwire import attachments, networks
+from podwire import attachments, delegates, networks
 from podwire.attachments import CachedAttachment
 from podwire.networks import Network, NetworkFile
 from podwire.node.links import Kernel
@@ -150,8 +150,9 @@ def read_records(directories: Directories) -> Records:
 
 def bridge_names(network: Network | None, kernel: Kernel) -> tuple[str, ...]:
     """Returns the names of the bridges of a network, also of those that its configuration names by an altname."""
-    plugins = (plugin for plugin in (network.plugins if network else ()) if plugin.get("type") == "bridge")
-    return tuple(dict.fromkeys(kernel.real_name(str(plugin.get("bridge") or _BRIDGE)) for plugin in plugins))
+    plugins = map(delegates.read_delegate, network.plugins if network else ())
+    names = (str(plugin.get("bridge") or _BRIDGE) for plugin in plugins if plugin.get("type") == "bridge")
+    return tuple(dict.fromkeys(map(kernel.real_name, names)))
 
 
 def _used_networks(known: Iterable[CachedAttachment]) -> list[Network]:
@@ -164,10 +165,10 @@ def _used_networks(known: Iterable[CachedAttachment]) -> list[Network]:
 
 
 def host_local_pools(network: Network) -> list[tuple[str, tuple[RangeSet, ...]]]:
-    """Returns the directory and ranges of each plugin whose IPAM is host-local; invalid ranges are ()."""
+    """Returns the directory and ranges of each plugin whose IPAM is host-local; invalid or unknown ranges are ()."""
     pools = []
     for plugin in network.plugins:
-        items = dict(plugin)
+        items = dict(delegates.read_delegate(plugin))
         net_conf = NetConf(network.name, network.version, Fields(items), items)
         try:
             if net_conf.ipam_type == "host-local":

@@ -4,7 +4,7 @@ The order is libcni's: ADD forwards, each plugin with the previous one's result;
 result; DEL backwards. ADD and DEL stop at the first failure. Unlike cnitool, a failed ADD is followed by DEL, as in
 every runtime, so that nothing remains; CHECK, GC and STATUS run every plugin.
 
-Unlike libcni, GC and STATUS also run podwire's plugins in lists before CNI 1.1.0.
+Unlike libcni, GC and STATUS also run podwire's plugins in lists before CNI 1.1.0, and STATUS flannel's delegate.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from cni import versions
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from cni.result import from_json
+from podwire.delegates import is_flannel, read_delegate
 from podwire.networks import Network
 from podwire.verbs import origin, result_cache
 from podwire.verbs.invoke import Call, Pod, Serve, Step, environment
@@ -132,7 +133,10 @@ def gc(runtime: Runtime, network: Network, valid: Callable[[], Iterable[Attachme
 
 
 def status(runtime: Runtime, network: Network) -> tuple[str, ...]:
-    """Runs STATUS of every plugin that has it, VERSION of the others; returns the types of the others."""
+    """Runs STATUS of every plugin that has it, VERSION of the others; returns the types of the others.
+
+    flannel's plugin has none, but bridge, which it runs, may have it.
+    """
     unasked = []
     for plugin in network.plugins:
         serving = _serving("STATUS", runtime, network, plugin)
@@ -141,6 +145,9 @@ def status(runtime: Runtime, network: Network) -> tuple[str, ...]:
         else:
             runtime.run("VERSION", Pod(), plugin, {"cniVersion": network.version})
             unasked.append(str(plugin["type"]))
+        delegate = read_delegate(plugin)
+        if is_flannel(plugin) and (serving := _serving("STATUS", runtime, network, delegate)):
+            runtime.run("STATUS", Pod(), delegate, serving.build_config(delegate))
     return tuple(unasked)
 
 

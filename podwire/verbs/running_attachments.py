@@ -101,7 +101,10 @@ class RunningAttachments:
 def require_witness(known: Iterable[CachedAttachment], results: str, network: str) -> None:
     """Raises CniError(5) for a cache without any attachment of the network, which may be the wrong one."""
     if not any(True for _ in known):
-        hint = "set the runtime's cache with --cache-dir; if the network has no running pod: --all"
+        hint = (
+            "set the runtime's cache with --cache-dir; if the network has no running pod: --all; to release only the "
+            f"addresses of containers that are proven to be gone: podwire ipam free --gone {network}"
+        )
         raise CniError(Code.IO_FAILURE, f'the cache {results} knows no attachment of "{network}"', hint)
 
 

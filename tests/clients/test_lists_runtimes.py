@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.clients.attaching import run_on
-from tests.support import netstate
+from tests.support import flannel, netstate
 from tests.support.bandwidth_network import BOTH
 from tests.support.binaries import ROOT
 from tests.support.hostports import ports
@@ -32,28 +32,6 @@ KUBE_PROXY = (
     "-A POSTROUTING -m mark --mark 0x4000/0x4000 -j MASQUERADE",
 )
 
-# flannel-io/cni-plugin: completes its `delegate` with the node's subnet, stores that for DEL, and runs it.
-FLANNEL = """#!/usr/bin/python3
-import json, os, subprocess, sys
-config = json.load(sys.stdin)
-kept = "/var/lib/cni/flannel/" + os.environ["CNI_CONTAINERID"]
-command = os.environ["CNI_COMMAND"]
-if command == "CHECK":
-    sys.exit()
-if command == "ADD":
-    ipam = {"type": "host-local", "ranges": [[{"subnet": "10.244.1.0/24"}]], "routes": [{"dst": "10.244.0.0/16"}]}
-    delegate = {"type": "bridge", "ipMasq": False, "mtu": 1450, "isGateway": True, **config["delegate"], "ipam": ipam}
-    delegate.update(name=config["name"], cniVersion=config["cniVersion"])
-    os.makedirs(os.path.dirname(kept), exist_ok=True)
-    json.dump(delegate, open(kept, "w"))
-elif not os.path.exists(kept):
-    sys.exit()
-delegate = json.load(open(kept))
-done = subprocess.run(["/opt/cni/bin/" + delegate["type"]], input=json.dumps(delegate), text=True)
-if command == "DEL":
-    os.remove(kept)
-sys.exit(done.returncode)
-"""
 # projectcalico/calico: a routed veth pair; its result has only the host veth, and the address has no interface.
 CALICO = """#!/bin/sh
 set -e
@@ -81,7 +59,7 @@ if os.environ["CNI_COMMAND"] == "VERSION":
 if os.environ["CNI_COMMAND"] == "ADD":
     json.dump(json.load(sys.stdin)["prevResult"], sys.stdout)
 """
-STAND_INS = {"flannel": FLANNEL, "calico": CALICO, "dnsname": DNSNAME}
+STAND_INS = {"flannel": flannel.PLUGIN, "calico": CALICO, "dnsname": DNSNAME}
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +69,7 @@ def node(empty_machine, bin_dir):
     for name, text in STAND_INS.items():
         empty_machine.write(BIN_DIR / name, text)
         empty_machine.run("chmod", "755", str(BIN_DIR / name))
+    empty_machine.write(Path("/run/flannel/subnet.env"), flannel.subnet_env("10.42.1.1/24"))
     for rule in KUBE_PROXY:
         empty_machine.run("iptables", "-t", "nat", *rule.split())
     return empty_machine

@@ -52,6 +52,7 @@ Packets
     outside: a machine at the node's uplink
     tcp: whole TCP connections between namespaces
     rates: the rate between namespaces
+    flannel: a stand-in for flannel's plugin, and its daemon's file
     frames: stations that send and receive Ethernet frames
 
 DHCP
