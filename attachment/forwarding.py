@@ -3,15 +3,18 @@
 It is enabled for the address families in use, and never disabled, since other programs may rely on it.
 
 With IPv6 forwarding the kernel deletes the default routes that it learned by router advertisement, and ignores further
-ones, unless accept_ra is 2. So that is set where there is such a route: the node would lose IPv6 with its first pod.
+ones, unless accept_ra is 2. So that is set where there is such a route, and reported on stderr: the node would lose
+IPv6 with its first pod.
 """
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 
 from cni.errors import CniError, Code
 from kernel import advertised_route, sysctl
+from process.stderr import one_line
 
 _NAMES = {4: "ipv4/ip_forward", 6: "ipv6/conf/all/forwarding"}
 
@@ -59,7 +62,14 @@ def _keep_advertised_routes() -> None:
 
     Raises OSError.
     """
-    for interface in advertised_route.list_interfaces():
-        name = f"ipv6/conf/{interface}/accept_ra"
-        if sysctl.get(name) == "1":
-            sysctl.try_write(name, "2")
+    for interface in advertised_route.list_endangered():
+        name = advertised_route.setting_of(interface)
+        text = (
+            f'the IPv6 default route through "{interface}" came by router advertisement, and forwarding is enabled now'
+        )
+        try:
+            sysctl.write(name, "2")
+            text += f": so that it stays, podwire sets accept_ra as {sysctl.command(name, '2')} does"
+        except OSError as error:
+            text += f": it will be lost ({error.strerror}); fix: {sysctl.command(name, '2')}"
+        print(one_line(f"podwire: {text}"), file=sys.stderr)

@@ -119,11 +119,10 @@ def _ipv6(node: Node) -> Iterator[Finding]:
 def _advertisements(node: Node) -> Iterator[Finding]:
     if _setting(_FORWARDING[6]) != "1":
         return
-    for interface in advertised_route.list_interfaces():
-        name = f"ipv6/conf/{interface}/accept_ra"
-        if _setting(name) == "1":
-            text = f'the default route through "{interface}" came by router advertisement, and further ones are ignored'
-            yield _ADVERTISED.finding(f"net/{name}", text, Run(sysctl.command(name, "2")))
+    for interface in advertised_route.list_endangered():
+        name = advertised_route.setting_of(interface)
+        text = f'the default route through "{interface}" came by router advertisement, and further ones are ignored'
+        yield _ADVERTISED.finding(f"net/{name}", text, Run(sysctl.command(name, "2")))
 
 
 def _bridged(node: Node) -> Iterator[Finding]:

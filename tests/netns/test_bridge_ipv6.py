@@ -103,10 +103,11 @@ def advertise(router):
 
 @pytest.mark.parametrize("accept", ["1", "2"])
 @pytest.mark.parametrize("kind", ["bridge", "ptp"])
-def test_the_nodes_advertised_default_route_is_kept(dual_network, client, sandbox, kind, accept):
+def test_the_nodes_advertised_default_route_is_kept(dual_network, client, sandbox, new_sandbox, kind, accept):
     """A default route that the node learned by router advertisement stays, and further ones are accepted.
 
-    The first ADD enables forwarding, with which the kernel would delete the route.
+    The first ADD enables forwarding, with which the kernel would delete the route, and reports on stderr what it sets;
+    the second one changes and reports nothing.
     """
     host = dual_network.host
     host.set_sysctl("net/ipv6/conf/uplink/accept_ra", accept)
@@ -115,7 +116,10 @@ def test_the_nodes_advertised_default_route_is_kept(dual_network, client, sandbo
         return "proto ra" in host.ip("-6", "route", "show", "default")
 
     assert eventually(lambda: advertise(client) or has_route())
-    dual_network.having(type=kind).add(sandbox)
+    first, second = (dual_network.having(type=kind).run("ADD", pod) for pod in (sandbox, new_sandbox()))
+    assert (first.status, second.status, second.stderr) == (0, 0, "")
+    assert first.stderr.count("\n") == (accept == "1"), first.stderr
+    assert accept == "2" or "as sysctl -w net/ipv6/conf/uplink/accept_ra=2 does" in first.stderr
     assert host.sysctl("net/ipv6/conf/all/forwarding") == "1"
     assert has_route()
     assert host.sysctl("net/ipv6/conf/uplink/accept_ra") == "2"

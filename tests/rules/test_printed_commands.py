@@ -17,7 +17,7 @@ SUBNETS = ("10.22.0.0/24", "10.26.0.0/16")  # the pods' in the samples
 # Commands for a computed setting: the module, the expression, and the reason why it exposes no other interface.
 SETTINGS = {
     ("attachment/forwarding.py", "_NAMES[version]"): "the node's forwarding, which pods need",
-    ("attachment/forwarding.py", "name"): "the same",
+    ("attachment/forwarding.py", "name"): "the same, and accept_ra where it was 1",
     ("kernel/sysctl.py", "name"): "the callers of ensure_or_fail() stand in this table",
     ("plugins/bridge/bridge_nf_call.py", "name"): "net/bridge, of no interface",
     ("plugins/bridge/bridge_device.py", "setting"): "disable_ipv6 of the bridge",
