@@ -72,40 +72,30 @@ def _medians_and_ratios(row: Report) -> tuple[float, ...]:
 def _cluster(report: Report) -> list[tuple[str, str]]:
     fill, etcd, agent = report["fill"], report["etcd"], report["agent"]
     sockets, pods = report["pods"]["sockets"], report["waits"]["requests_of_pods"]
-    start = agent["start_requests"]
     return [
+        ("requests of a pod's ADD and DEL; sockets that they open to anything but the kernel", f"{pods}; {sockets}"),
         (
-            "requests of a pod's ADD and DEL, counted at etcd; sockets that they open to anything but the kernel",
-            f"{pods}; {sockets}",
+            "requests of all agents until all pods have addresses; for each pod",
+            f"{count_requests(fill):,}; {count_requests(fill) / fill['pods']:.3f}",
         ),
         (
-            "requests of all managers until all pods have addresses",
-            f"{count_requests(fill):,}: {_listed(fill['requests'])}",
+            f"the same of {etcd['nodes']:,} nodes in etcd; size of its database",
+            f"{count_requests(etcd):,}; {etcd['database_bytes'] / 1e6:.1f} MB",
         ),
-        ("requests for each pod", f"{count_requests(fill) / fill['pods']:.3f}"),
         (
-            f"the same of {etcd['nodes']:,} nodes in etcd, as etcd counts them",
-            f"{count_requests(etcd):,}: {_listed(etcd['requests'])}",
+            "objects in the store, of these blocks; their size",
+            f"{fill['objects']:,}, {fill['blocks']:,}; {fill['bytes'] / 1e6:.1f} MB",
         ),
-        (f"seconds of the machine for these {etcd['nodes']:,} managers and etcd", f"{etcd['seconds']:.0f}"),
-        ("objects in the store, of these blocks", f"{fill['objects']:,}, {fill['blocks']:,}"),
-        ("their bytes; in etcd's database", f"{fill['bytes'] / 1e6:.1f} MB; {etcd['database_bytes'] / 1e6:.1f} MB"),
         (
             f"one agent among {agent['entries']:,} entries: memory at its peak, idle",
             f"{agent['peak_mib']:.0f} MiB, {agent['idle_mib']:.0f} MiB",
         ),
         (
-            "its start until it is ready: seconds, of these of a processor",
-            f"{agent['start_s']:.1f}, {agent['start_cpu_s']:.1f}",
+            "its start until it is ready: seconds, of these of a processor; requests",
+            f"{agent['start_s']:.1f}, {agent['start_cpu_s']:.1f}; {sum(agent['start_requests'].values())}",
         ),
-        ("requests of its start, with the watch of the entries", f"{sum(start.values())}: {_listed(start)}"),
         ("idle: share of a processor, requests", f"{agent['idle_share']:.2%}, {agent['idle_requests']}"),
     ]
-
-
-def _listed(requests: Mapping[str, int]) -> str:
-    """Returns the requests by kind, the most frequent first."""
-    return ", ".join(f"{count:,} {kind}" for kind, count in sorted(requests.items(), key=lambda item: -item[1]))
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
