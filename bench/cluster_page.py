@@ -48,20 +48,14 @@ def pools(report: Report) -> str:
 
 def joins(part: Report) -> str:
     """Returns the generated part of the agent's page."""
-    sizes = sorted(part["join_ms"], key=int)
-    rows = [
-        (what, *(f"{part[key][size]:.2f}" for size in sizes))
-        for key, what in (
-            ("join_ms", "the conflicts of a node that joins"),
-            ("entry_ms", "the conflicts of a node that claims a further block"),
-        )
-    ]
-    head = ("processor time of an agent, in ms", *(f"{int(size):,} nodes" for size in sizes))
+    small, large = sorted(part["join_ms"], key=int)
+    join, entry = ([part[key][nodes] for nodes in (small, large)] for key in ("join_ms", "entry_ms"))
     return (
-        f"{_table(head, rows)}\n\n"
-        f"{part['nodes']:,} Nodes created at once, each with its podCIDRs a moment later, which takes the test server "
-        f"{part['joining_s']:.0f} s: the last route is there {part['late_s']:.1f} s after the last event, and the "
-        f"agent has used {part['agent_cpu_s']:.1f} s of a processor (load average before: {part['load']:.1f})."
+        f"An agent among {int(small):,} and {int(large):,} nodes uses {join[0]:.2f} and {join[1]:.2f} ms of a "
+        f"processor to look for conflicts of a node that joins, {entry[0]:.2f} and {entry[1]:.2f} ms for a further "
+        f"block of a node. After {part['nodes']:,} Nodes were created at once, the last route is there "
+        f"{part['late_s']:.1f} s after the last event, and the agent has used {part['agent_cpu_s']:.1f} s of a "
+        f"processor (load average before: {part['load']:.1f})."
     )
 
 
