@@ -20,8 +20,10 @@ _CELL = re.compile(r"(?<!\\)\|")
 
 
 def plugin_page(name: str, version: str) -> str:
-    """Returns podwire-NAME(8), the page of a plugin."""
-    return page(f"podwire-{name}", (ROOT / "docs" / f"{name}.md").read_text(), summaries()[name], version)
+    """Returns podwire-NAME(8), the page of a plugin, and below it what is common to all plugins."""
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    _, heading, common = (ROOT / "docs" / "README.md").read_text().partition("\n## Common to all plugins\n")
+    return page(f"podwire-{name}", text + heading + common.partition("\n## ")[0], summaries()[name], version)
 
 
 def agent_page(version: str) -> str:

@@ -43,9 +43,9 @@ def test_conversion(markdown, lines):
 
 @pytest.mark.parametrize("name", PLUGINS)
 def test_page_of_a_plugin(name):
-    """A plugin's page has its summary, every heading of docs/, and only the expected requests."""
+    """A plugin's page has its summary, every heading of docs/, the common part, and only the expected requests."""
     page = manpages.plugin_page(name, "1.0")
     assert set(re.findall(r"^[.'](\w*)", page, re.MULTILINE)) <= REQUESTS
     assert r" \- " in page.splitlines()[4]
-    for heading in ("OPTIONS", "RESULT", "LIMITS", "DIFFERENCES FROM THE REFERENCE PLUGIN"):
+    for heading in ("OPTIONS", "RESULT", "LIMITS", "DIFFERENCES FROM THE REFERENCE PLUGIN", "COMMON TO ALL PLUGINS"):
         assert f'.SH "{heading}"' in page
