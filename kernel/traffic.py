@@ -227,15 +227,6 @@ def list_shaper_roots(socket: Socket) -> dict[int, Qdisc]:
     return by_index
 
 
-def list_qdiscs(socket: Socket) -> dict[int, list[Qdisc]]:
-    """Returns the qdiscs of each interface, by ifindex; raises KernelError."""
-    qdiscs: dict[int, list[Qdisc]] = {}
-    for message in socket.dump(Request("list the qdiscs", QdiscMessage, RTM_GETQDISC, NLM_F_DUMP)):
-        if qdisc := qdisc_from_answer(message):
-            qdiscs.setdefault(message["index"], []).append(qdisc)
-    return qdiscs
-
-
 def list_dropping_filters(socket: Socket, index: int, parent: int) -> list[str]:
     """Returns the kinds of an interface's filters whose action is to drop, or "bpf" for a program; raises KernelError.
 

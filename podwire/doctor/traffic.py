@@ -32,6 +32,13 @@ _FAULTS = (
         "`tc qdisc del dev INTERFACE root` for an interface of podwire's; otherwise look for the program that set it",
     ),
     Fault(
+        obstacles.CLASS,
+        Severity.NOTE,
+        "a class of traffic control (htb) of an interface on the pods' way passes less than 1 Mbit/s and has held "
+        "packets back; doctor does not know whose. The class that packets enter by default is a warning",
+        "`tc -s class show dev INTERFACE` shows it: change it in the program that created it",
+    ),
+    Fault(
         obstacles.FILTER,
         Severity.WARNING,
         "a filter of traffic control on the pods' way drops packets, or redirects them to another interface",

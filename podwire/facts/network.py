@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 
 from cni.address import Address
 from cni.errors import CniError
-from kernel import address, device, neighbour, sockets_table, sysctl, traffic
+from kernel import address, device, neighbour, queues, sockets_table, sysctl
 from kernel.address import AssignedAddress
 from kernel.bridge_state import LinkSettings, read_link_settings
 from kernel.fib import FibRoute
@@ -21,9 +21,9 @@ from kernel.link import IFF_LOOPBACK, Link
 from kernel.netfilter.packet import Packet
 from kernel.netfilter.ruleset import Ruleset, read_ruleset
 from kernel.netns import Netns, entered
+from kernel.queues import Queue
 from kernel.rtnl import Socket
 from kernel.sockets_table import Listener
-from kernel.traffic import Qdisc
 from podwire.predictions import routing
 from podwire.predictions.routing import Choice, Fib
 
@@ -137,9 +137,9 @@ class NetworkFacts:
         return read_link_settings(self.socket)
 
     @cached_property
-    def qdiscs(self) -> Mapping[int, Sequence[Qdisc]]:
-        """The queueing disciplines by interface index."""
-        return traffic.list_qdiscs(self.socket)
+    def queues(self) -> Mapping[int, Sequence[Queue]]:
+        """The queues by interface index."""
+        return queues.list_queues(self.socket)
 
     @cached_property
     def neighbours(self) -> tuple[neighbour.Entry, ...]:

@@ -10,14 +10,16 @@ from shlex import quote
 from typing import NamedTuple
 
 from cni.address import parse_mac
-from kernel import ebpf, traffic
+from kernel import ebpf, queues, traffic
 from kernel.bridge_state import BridgePort
 from kernel.link import IFF_NOARP, Link
-from kernel.traffic import Qdisc
+from kernel.queues import Queue
 from podwire.facts.network import NetworkFacts
 from podwire.node.model import format_rate
 
 QUEUE, FILTER, PROGRAM = "queue-loses-packets", "traffic-filter-drops", "traffic-program"
+CLASS = "traffic-class-slow"
+PERHAPS = (PROGRAM, CLASS)  # they may concern other packets
 ARP_OFF, NO_ENTRY = "arp-off", "bridge-entry-missing"
 # Attribute of a port, the value that stops frames, the name of `bridge link`, what happens.
 _FLAGS = (
@@ -56,9 +58,10 @@ def list_obstacles(facts: NetworkFacts, link: Link) -> Iterator[Obstacle]:
     if link.kind == "bridge" and not _has_entry(facts, link):
         text = f"its forwarding database lacks its MAC address {link.mac}: frames to the node are not delivered"
         yield Obstacle(NO_ENTRY, text, f"bridge fdb show br {name}", f"bridge fdb add {link.mac} dev {name} self")
-    qdiscs = facts.qdiscs.get(link.index, [])
-    yield from (obstacle for qdisc in qdiscs if (obstacle := _queue(link, qdisc)))
-    yield from _filters(facts, link, {qdisc.kind for qdisc in qdiscs})
+    present = facts.queues.get(link.index, [])
+    yield from (obstacle for queue in present if (obstacle := _queue(link, queue)))
+    yield from _classes(facts, link, {queue.default for queue in present if queue.default is not None})
+    yield from _filters(facts, link, {queue.kind for queue in present})
     if link.index in facts.link_settings.with_xdp:
         advice = f"if no program needs it: ip link set {name} xdp off"
         yield Obstacle(PROGRAM, "an XDP program is attached to it", f"ip link show {name}", advice=advice)
@@ -88,17 +91,28 @@ def _has_entry(facts: NetworkFacts, bridge: Link) -> bool:
     return any(one.mac == mac and one.is_local and one.master == bridge.index for one in facts.forwarding)
 
 
-def _queue(link: Link, qdisc: Qdisc) -> Obstacle | None:
-    name, effect = quote(link.name), _LOSING.get(qdisc.kind, "")
-    if qdisc.bucket and not qdisc.is_shaper and 8 * qdisc.bucket.rate < _SLOW:
-        effect = f"passes only {format_rate(8 * qdisc.bucket.rate)}"
-    elif qdisc.bucket and not qdisc.is_shaper and qdisc.bucket.held < link.mtu:
-        effect = f"passes no packet larger than its burst of {qdisc.bucket.held} bytes"
+def _queue(link: Link, queue: Queue) -> Obstacle | None:
+    name, effect = quote(link.name), _LOSING.get(queue.kind, "")
+    if queue.rate is not None and 8 * queue.rate < _SLOW:
+        effect = f"passes only {format_rate(8 * queue.rate)}"
+    elif queue.largest is not None and queue.largest < link.mtu:
+        effect = f"passes no packet larger than {queue.largest} bytes" if queue.largest else "passes no packet"
     if not effect:
         return None
     return Obstacle(
-        QUEUE, f"its queue {qdisc.kind} {effect}", f"tc qdisc show dev {name}", f"tc qdisc del dev {name} root"
+        QUEUE, f"its queue {queue.kind} {effect}", f"tc qdisc show dev {name}", f"tc qdisc del dev {name} root"
     )
+
+
+def _classes(facts: NetworkFacts, link: Link, defaults: set[int]) -> Iterator[Obstacle]:
+    """Yields the slow classes of HTB that hold packets back; `defaults` are those of each HTB, empty without one."""
+    look = f"tc -s class show dev {quote(link.name)}"
+    for one in queues.list_holding_classes(facts.socket, link.index) if defaults else ():
+        if 8 * one.rate < _SLOW:
+            is_default = one.classid in defaults
+            text = f"its class {one.name} (htb{', the default' if is_default else ''}) passes only "
+            text += f"{format_rate(8 * one.rate)}, and has held packets back"
+            yield Obstacle(QUEUE if is_default else CLASS, text, look)
 
 
 def _filters(facts: NetworkFacts, link: Link, kinds: set[str]) -> Iterator[Obstacle]:

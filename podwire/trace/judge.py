@@ -15,7 +15,7 @@ from cni.address import Address
 from kernel import discards
 from kernel.fib import packet_to
 from kernel.packet_tap import ANSWER, ERROR, REFUSAL, REQUEST, TCP, UDP, Sighting
-from podwire.predictions.obstacles import PROGRAM, list_obstacles, list_port_obstacles
+from podwire.predictions.obstacles import PERHAPS, list_obstacles, list_port_obstacles
 from podwire.trace import layer3, legs
 from podwire.trace.exchange import Flow, Observation
 from podwire.trace.legs import Leg
@@ -67,8 +67,8 @@ def find_suspect(
         return of_rule(rule)
     first = next(chain(_setting_suspects(topology, seen), _suspects(topology, seen, translating)), None)
     if first is None or first.name in _VAGUE:
-        # A program may be harmless: it explains no loss that has another suspect.
-        obstacles = (one for one in obstacle_suspects(topology, seen.flow) if first is None or one.name != PROGRAM)
+        # A program, or a class, may be harmless: it explains no loss that has another suspect.
+        obstacles = (one for one in obstacle_suspects(topology, seen.flow) if first is None or one.name not in PERHAPS)
         first = next(obstacles, first)
     return first or _unexplained(topology, seen)
 
@@ -105,7 +105,7 @@ def obstacle_suspects(topology: Topology, flow: Flow) -> Iterator[Suspect]:
         for place, link in on_way
         for one in (*list_obstacles(place, link), *list_port_obstacles(place, link))
     ]
-    for place, link, one in sorted(present, key=lambda item: item[2].name == PROGRAM):
+    for place, link, one in sorted(present, key=lambda item: item[2].name in PERHAPS):
         yield Suspect(one.name, place.name, f"{link.name}: {one.text}", link.name, look=one.look)
 
 

@@ -4,10 +4,11 @@ from typing import NamedTuple
 
 import pytest
 
-from kernel import link, traffic
+from kernel import htb, link, queues, traffic
 from kernel.link import Link
+from kernel.queues import Queue
 from kernel.rtnl import Socket
-from kernel.traffic import Filter, Qdisc
+from kernel.traffic import Bucket, Filter, Qdisc
 from tests.support.namespaces import Namespace
 from tests.support.netstate import links
 
@@ -131,3 +132,29 @@ def test_no_feature_is_missing_and_nothing_is_created(veth, host):
     before = list(links(host)), host.run("tc", "qdisc", "show")
     assert traffic.probe_missing_features(veth.socket) == []
     assert (list(links(host)), host.run("tc", "qdisc", "show")) == before
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        pytest.param("bfifo limit 200", Queue("bfifo", None, 200), id="bytes"),
+        pytest.param("pfifo limit 200", Queue("pfifo"), id="packets"),
+        pytest.param("pfifo limit 0", Queue("pfifo", None, 0), id="no packets"),
+        pytest.param("handle 1: htb default 10", Queue("htb", default=0x10010), marks=pytest.mark.needs("htb")),
+        pytest.param(
+            "tbf rate 8mbit burst 3000 limit 900", Queue("tbf", 10**6, 900), marks=pytest.mark.needs("tbf"), id="tbf"
+        ),
+        pytest.param("fq maxrate 8kbit", Queue("fq", 1000), marks=pytest.mark.needs("fq"), id="fq"),
+    ],
+)
+def test_queues_of_others(veth, line, expected):
+    """The rate of a queue, and the size of the packets that fit into it, are read in bytes."""
+    veth(f"qdisc add dev veth0 root {line}")
+    assert queues.list_queues(veth.socket)[veth.ifindex] == [expected]
+
+
+@pytest.mark.needs("tbf", "htb")
+def test_queues_of_podwire_have_no_limit(veth):
+    """A limit of podwire's with all its queues is not read as a limit of others."""
+    veth.socket.change(*htb.create_requests(veth.ifindex, Bucket(1000, 100_000, 3000), 1))
+    assert queues.list_queues(veth.socket)[veth.ifindex] == [Queue("htb"), Queue("tbf")]

@@ -308,7 +308,7 @@ def test_program_on_a_pods_interface(node, monkeypatch):
     pod = Pod(item, attachment, (), (), "", None, CNI0)
     monkeypatch.setattr(traffic, "list_pods", lambda _node: [pod])
     monkeypatch.setattr(ebpf, "list_tcx_directions", lambda _index: [])
-    node.links, node.qdiscs = (CNI0,), {}
+    node.links, node.queues = (CNI0,), {}
     node.forwarding = (ForwardingEntry(CNI0.index, CNI0.index, parse_mac(CNI0.mac), NUD_PERMANENT, 0),)
     node.fib = Fib([], [])
     node.link_settings = LinkSettings({}, {}, frozenset({CNI0.index}))
