@@ -8,15 +8,16 @@ Cost: one dump each of tables, chains, rules and sets, and one for each set that
 from __future__ import annotations
 
 from collections.abc import Iterator
-from socket import if_nameindex
 
+from kernel import device
 from kernel.codec_netfilter import ChainMessage, RuleMessage, SetMessage, TableMessage
+from kernel.device import Device
 from kernel.netfilter import nft, nft_set
 from kernel.netfilter.nft import NftSocket, Table
 from kernel.netfilter.nft_expression import attributes, parse_content
 from kernel.netfilter.nft_rule import parse_comment, parse_expressions
 from kernel.netfilter.rule_index import RuleIndex
-from kernel.rtnl import NLM_F_DUMP, Request
+from kernel.rtnl import NLM_F_DUMP, Request, Socket
 from process.values import dataclass, field, replace
 
 NETDEV, ARP = 5, 3  # NFPROTO_*
@@ -93,7 +94,7 @@ class Elements:
 
 @dataclass(frozen=True)
 class Ruleset:
-    """All chains and rules, the rules by the place of their chain; `interfaces` are the ifindexes by name.
+    """All chains and rules, the rules by the place of their chain; `interfaces` are the devices by name.
 
     No packet passes the chains of a `dormant` table: they have no hook here.
     """
@@ -101,7 +102,7 @@ class Ruleset:
     chains: tuple[FilterChain, ...] = ()
     rules: dict[tuple[int, str, str, str], list[FilterRule]] = field(default_factory=dict)
     interval_sets: frozenset[tuple[int, str, str]] = frozenset()
-    interfaces: dict[str, int] = field(default_factory=dict)
+    interfaces: dict[str, Device] = field(default_factory=dict)
     dormant: frozenset[tuple[int, str]] = frozenset()
     _sets: dict[tuple[int, str, str], Elements | None] = field(default_factory=dict)
     _indexes: dict[tuple[int, str, str, str], RuleIndex] = field(default_factory=dict)
@@ -156,7 +157,8 @@ def read_ruleset() -> Ruleset:
                 if (message.get_attr("NFTA_SET_FLAGS") or 0) & _INTERVAL:
                     table, name = message.get_attr("NFTA_SET_TABLE") or "", message.get_attr("NFTA_SET_NAME") or ""
                     intervals.add((message["family"], table, name))
-    interfaces = {name: index for index, name in if_nameindex()}
+    with Socket() as links:
+        interfaces = {one.link.name: one for one in device.list_all(links)}
     return Ruleset(tuple(chains.values()), rules, frozenset(intervals), interfaces, dormant)
 
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from kernel.netfilter.nft_expression import parse_content
 from kernel.netfilter.ruleset import FilterChain, FilterRule, Ruleset
-from podwire.predictions.nft_machine import VERDICTS, number_of
+from podwire.predictions.nft_machine import CONTINUING_OBJECTS, VERDICTS, number_of
 
 _IN, _OUT = 6, 7  # NFT_META_IIFNAME, OIFNAME
 _LOADS = ("meta", "payload", "ct", "fib", "socket", "rt", "exthdr", "bitwise", "byteorder", "immediate", "osf", "xfrm")
-_PASSING = ("counter", "log", "last", "reject", "queue", "target", "objref", "notrack", "masq", "nat", "redir")
+_PASSING = ("counter", "log", "last", "reject", "queue", "target", "notrack", "masq", "nat", "redir")
 _TARGETS = {"DROP": "drop", "REJECT": "reject", "ACCEPT": "accept", "RETURN": "return"}
 _HARMLESS_TARGETS = ("LOG", "NFLOG", "ULOG", "CHECKSUM", "TCPMSS", "TRACE")
 _RANDOM = ("numgen", "hash", "statistic")
@@ -159,6 +159,8 @@ def _of_expressions(rule: FilterRule) -> Conditions:
             kind = fields.get(1, b"").rstrip(b"\0").decode(errors="replace")
             has_others |= kind != "comment"
             is_random |= kind in _RANDOM
+        elif name == "objref":
+            has_others |= number_of(fields, 1) not in CONTINUING_OBJECTS
         elif name in _LOADS:
             loaded.pop(number_of(fields, 1), None)
         elif name not in _PASSING:

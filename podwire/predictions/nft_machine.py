@@ -25,7 +25,7 @@ _PROTOCOL, _MARK, _IIF, _OIF, _IIFNAME, _OIFNAME, _IIFTYPE, _OIFTYPE, _NFPROTO, 
     15,
     16,
 )
-_RANDOM = 24
+_IIFGROUP, _OIFGROUP, _RANDOM = 20, 21, 24
 _ETHERNET = 1  # ARPHRD_ETHER
 _ETHERTYPES = {4: 0x0800, 6: 0x86DD, 0: 0x0806}
 VERDICTS = {0: "drop", 1: "accept", 3: "queue", -3: "jump", -4: "goto", -5: "return"}
@@ -33,7 +33,8 @@ _SOME = ("limit", "quota", "connlimit")
 _RANDOM_VALUES = {"numgen": 1, "hash": 2}  # the attribute with the register
 # Statements after which the packet continues; some change it.
 _CONTINUES = ("counter", "log", "last", "dup", "fwd", "tproxy", "synproxy", "flow_offload", "dynset")
-_CONTINUING_OBJECTS = (1, 3, 7, 8, 9)  # NFT_OBJECT_COUNTER, _CT_HELPER, _CT_TIMEOUT, _SECMARK, _CT_EXPECT
+_SOME_OBJECTS = (2, 4, 5)  # NFT_OBJECT_QUOTA, _LIMIT, _CONNLIMIT
+CONTINUING_OBJECTS = (1, 3, 7, 8, 9)  # NFT_OBJECT_COUNTER, _CT_HELPER, _CT_TIMEOUT, _SECMARK, _CT_EXPECT
 _QUEUE_BYPASS = 1  # NFT_QUEUE_FLAG_BYPASS: without a listener the packet continues
 _CT_STATUS, _CT_DIRECTION, _CT_ZONE = 2, 1, 17
 _FIB_TYPE, _FIB_SADDR, _FIB_DADDR = 3, 1, 2
@@ -152,6 +153,8 @@ class Machine:
             _MARK: None if packet.mark is None else host_number(packet.mark),
             _IIF: self._index(packet.iif),
             _OIF: self._index(packet.oif),
+            _IIFGROUP: self._group(packet.iif),
+            _OIFGROUP: self._group(packet.oif),
             _IIFNAME: packet.iif.encode().ljust(16, b"\0"),
             _OIFNAME: packet.oif.encode().ljust(16, b"\0"),
             _IIFTYPE: host_number(_ETHERNET, 2),
@@ -165,11 +168,16 @@ class Machine:
 
     def _index(self, name: str) -> bytes | None:
         """Returns an interface's index, 0 for none; None for an interface that is not known."""
-        index = self._ruleset.interfaces.get(name) if name else 0
-        return None if index is None else host_number(index)
+        device = self._ruleset.interfaces.get(name)
+        return host_number(device.link.index) if device else None if name else host_number(0)
+
+    def _group(self, name: str) -> bytes | None:
+        device = self._ruleset.interfaces.get(name)
+        return host_number(device.group) if device else None
 
     def _objref(self, fields: _Fields) -> Match:
-        return Match.YES if number_of(fields, 1) in _CONTINUING_OBJECTS else Match.MAYBE
+        kind = number_of(fields, 1)
+        return Match.YES if kind in CONTINUING_OBJECTS else Match.SOME if kind in _SOME_OBJECTS else Match.MAYBE
 
     def _ct(self, fields: _Fields) -> Match:
         key, packet = number_of(fields, 2), self._packet
@@ -325,6 +333,9 @@ class Machine:
             protocol, ports = xt_rules.services(name, info)
             self._protocol = self._protocol or protocol
             self._ports += ports
+        if name == "devgroup":
+            interfaces = self._ruleset.interfaces
+            return xt_rules.match_groups(info, *(interfaces.get(one) for one in (self._packet.iif, self._packet.oif)))
         return xt_rules.match(name, number_of(fields, 2), info, self._packet)
 
     def _target(self, fields: _Fields) -> Match:

@@ -6,6 +6,7 @@ import struct
 from ipaddress import ip_address
 from sys import byteorder
 
+from kernel.device import Device
 from kernel.netfilter.packet import ICMP, ICMPV6, TRANSPORT, Packet
 from podwire.predictions.verdicts import UNCHANGED, Action, Match
 
@@ -35,6 +36,7 @@ _CONNTRACK = struct.Struct("=HHHH")  # match_flags, invert_flags, state_mask, st
 _CONNTRACK_AT = 146
 _MARK, _ADDRTYPE = struct.Struct("=IIB"), struct.Struct("=HHI")
 _MULTIPORT = struct.Struct("=BB15H15BB")
+_DEVGROUP = struct.Struct("=5I")  # flags, then group and mask of the input and of the output interface
 _POLICY_AT, _POLICY_IN, _POLICY_NONE = 304, 1, 4  # flags of struct xt_policy_info
 _PHYSDEV_AT, _IS_BRIDGED = 64, 4  # invert, then bitmask, of struct xt_physdev_info
 _STATE, _STATUS = 1, 1 << 6
@@ -84,6 +86,20 @@ def match(name: str, revision: int, info: bytes, packet: Packet) -> Match:
     elif name == "physdev" and len(info) > _PHYSDEV_AT + 1 and info[_PHYSDEV_AT + 1] == _IS_BRIDGED:
         result = (bool(packet.iif) and packet.iif == packet.oif) != bool(info[_PHYSDEV_AT] & _IS_BRIDGED)
     return Match.MAYBE if result is None else Match.YES if result else Match.NO
+
+
+def match_groups(info: bytes, iif: Device | None, oif: Device | None) -> Match:
+    """Returns whether a match of devgroup accepts a packet with these interfaces, None for unknown ones."""
+    if len(info) < _DEVGROUP.size:
+        return Match.MAYBE
+    flags, *groups = _DEVGROUP.unpack_from(info)
+    result = Match.YES
+    for device, group, mask, compared in ((iif, *groups[:2], 1), (oif, *groups[2:], 4)):  # 2 and 8 invert it
+        if flags & compared and device is None:
+            result = Match.MAYBE
+        elif flags & compared and device and (device.group & mask == group & mask) == bool(flags & compared << 1):
+            return Match.NO
+    return result
 
 
 def _ports(name: str, info: bytes, packet: Packet) -> bool | None:
