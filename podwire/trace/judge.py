@@ -16,12 +16,12 @@ from kernel import discards
 from kernel.fib import packet_to
 from kernel.packet_tap import ANSWER, ERROR, REFUSAL, REQUEST, TCP, UDP, Sighting
 from podwire.predictions.obstacles import PERHAPS, list_obstacles, list_port_obstacles
-from podwire.trace import layer3, legs
+from podwire.trace import layer3, legs, rules
 from podwire.trace.exchange import Flow, Observation
 from podwire.trace.legs import Leg
 from podwire.trace.place import EXTERNAL, NODE, Place
 from podwire.trace.rules import MetRule
-from podwire.trace.suspect import Suspect, of_rule
+from podwire.trace.suspect import Suspect, of_queue, of_rule
 from podwire.trace.topology import PodPlace, Topology
 
 _ANSWERS = (ANSWER, REFUSAL)
@@ -66,11 +66,23 @@ def find_suspect(
     if rule is not None:
         return of_rule(rule)
     first = next(chain(_setting_suspects(topology, seen), _suspects(topology, seen, translating)), None)
+    queueing = rules.queueing(seen.events) if first is None else None
+    if queueing is not None and _stayed_in(seen, queueing.place):
+        return of_queue(queueing)
     if first is None or first.name in _VAGUE:
         # A program, or a class, may be harmless: it explains no loss that has another suspect.
         obstacles = (one for one in obstacle_suspects(topology, seen.flow) if first is None or one.name not in PERHAPS)
         first = next(obstacles, first)
     return first or _unexplained(topology, seen)
+
+
+def _stayed_in(seen: Observation, where: str) -> bool:
+    """Returns whether the packet, or its answer, was not seen to leave a place."""
+    if not seen.sightings:
+        return True
+    place, last = seen.sightings[-1]
+    link = place.link(last.interface)
+    return place.name == where and (not last.is_outgoing or (link is not None and link.kind == "ifb"))
 
 
 def _setting_suspects(topology: Topology, seen: Observation) -> Iterator[Suspect]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cni.errors import CniError, Code
 from kernel.netfilter import iptables, nft, nft_text
 from kernel.netfilter.nft import Chain, Table
-from kernel.netfilter.nft_trace import ACCEPT, DROP, POLICY, RULE, Event
+from kernel.netfilter.nft_trace import ACCEPT, DROP, POLICY, QUEUE, RULE, Event
 from podwire.node.programs import find_program, get_output_lines
 from podwire.trace.owners import owner_of
 from podwire.trace.place import Place
@@ -72,6 +72,13 @@ def dropping(events: Iterable[tuple[Place, Event]]) -> MetRule | None:
     """Returns the last rule or policy that dropped the traced packet, None if none did."""
     drops = [(place, event) for place, event in events if event.verdict == DROP and event.kind]
     return of_event(*drops[-1]) if drops else None
+
+
+def queueing(events: Iterable[tuple[Place, Event]]) -> MetRule | None:
+    """Returns the rule that passed the traced packet to a program (NFQUEUE), if no rule met it there after that."""
+    last = dict(events)
+    queued = [(place, event) for place, event in last.items() if event.kind == RULE and event.verdict & 0xFF == QUEUE]
+    return of_event(*queued[-1]) if queued else None
 
 
 def translating(events: Iterable[tuple[Place, Event]], kinds: Sequence[str] = ()) -> list[MetRule]:

@@ -39,3 +39,9 @@ def of_rule(rule: MetRule) -> Suspect:
     if rule.text.startswith(("policy", "-P")):
         text = f"the policy of a chain drops the packet: {rule.table} {rule.chain}"
     return Suspect("rule", rule.place, text, rule.describe(), rule.owner, rule.look)
+
+
+def of_queue(rule: MetRule) -> Suspect:
+    """Returns the suspect for a rule that passed the packet to a program, after which no other rule met it."""
+    text = f"a rule passes the packet to a program, which may have dropped or kept it: {rule.describe()}"
+    return Suspect("rule", rule.place, text, rule.describe(), rule.owner, "cat /proc/net/netfilter/nfnetlink_queue")
