@@ -4,7 +4,7 @@
  *   unshare(flags)      moves the process into new namespaces (from Python 3.12 on: os.unshare)
  *   mount(...)          mount(2) without data
  *   fs_type(path)       statfs(2)'s f_type: distinguishes a namespace file from a stale plain file
- *   count_programs(...) counts the eBPF programs that are attached to an interface
+ *   bpf(...)            bpf(2), which shows eBPF programs
  *   spawn_bound(...)    starts a program that the kernel kills when this process ends, however it ends
  *
  * _netlink.c adds functions for netlink messages, _background.c adds background processes. The module is built as an
@@ -209,25 +209,18 @@ PyDoc_STRVAR(spawn_bound_doc,
              "The program leads a process group. argv, env: lists of bytes; streams: the descriptors that become its\n"
              "0, 1, 2 (negative: inherited); defaults: signals to reset.");
 
-/* The member `query` of union bpf_attr (linux/bpf.h). Newer kernels write behind `count`, whatever size they are told. */
-struct bpf_query {
-    uint32_t target, attach_type, query_flags, attach_flags;
-    uint64_t ids;
-    uint32_t count;
-    unsigned char written[228];
-};
-
 static PyObject *
-podwire_count_programs(PyObject *self, PyObject *args)
+podwire_bpf(PyObject *self, PyObject *args)
 {
-    enum { BPF_PROG_QUERY = 16 };
-    struct bpf_query query = {0};
+    int command;
+    Py_buffer attributes;
+    long result;
 
-    if (!PyArg_ParseTuple(args, "II", &query.target, &query.attach_type))
+    if (!PyArg_ParseTuple(args, "iw*", &command, &attributes))
         return NULL;
-    if (syscall(SYS_bpf, BPF_PROG_QUERY, &query, sizeof query) < 0)
-        return PyErr_SetFromErrno(PyExc_OSError);
-    return PyLong_FromUnsignedLong(query.count);
+    result = syscall(SYS_bpf, command, attributes.buf, (unsigned int)attributes.len);
+    PyBuffer_Release(&attributes);
+    return result < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(result);
 }
 
 static PyMethodDef methods[] = {
@@ -235,8 +228,8 @@ static PyMethodDef methods[] = {
     {"unshare", podwire_unshare, METH_VARARGS, "unshare(flags): move into new namespaces."},
     {"mount", podwire_mount, METH_VARARGS, "mount(source, target, type, flags): mount(2) without data."},
     {"fs_type", podwire_fs_type, METH_VARARGS, "fs_type(path) -> int: statfs(2)'s f_type of path."},
-    {"count_programs", podwire_count_programs, METH_VARARGS,
-     "count_programs(ifindex, attach_type) -> int: the attached eBPF programs (BPF_PROG_QUERY)."},
+    {"bpf", podwire_bpf, METH_VARARGS,
+     "bpf(command, attributes) -> int: bpf(2); the kernel writes into the buffer, and behind what it knows of it."},
     {"spawn_bound", podwire_spawn_bound, METH_VARARGS, spawn_bound_doc},
     {NULL, NULL, 0, NULL},
 };

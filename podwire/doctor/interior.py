@@ -18,13 +18,14 @@ from kernel.netfilter.ruleset import FAMILY_NAMES
 from kernel.netns import Netns
 from podwire.doctor import interior_addresses, interior_links, interior_resolvers, interior_routes
 from podwire.doctor import interior_faults as faults
-from podwire.doctor.finding import UNSEEN, Check, Finding, ok_finding
+from podwire.doctor.finding import UNSEEN, Check, Finding, Severity, ok_finding
 from podwire.doctor.interior_pod import InspectedPod
 from podwire.doctor.neighbours import duplicate_advice
 from podwire.doctor.node import Node
 from podwire.doctor.pods import Pod, list_pods, remote_addresses
 from podwire.facts.network import NetworkFacts
 from podwire.predictions.evaluation import INPUT, OUTPUT, PREROUTING, Event, Fate, traverse
+from podwire.predictions.obstacles import ARP_OFF, PERHAPS, list_namespace_obstacles, list_obstacles
 from process.values import replace
 
 _GROUP = "pods"
@@ -84,6 +85,7 @@ class _Inspection:
             if not any(finding.objects for finding in first):  # else addresses and routes may be gone for that reason
                 first = list(check(one, link))
                 yield from first
+        yield from self._obstacles(link)
         yield from self._neighbours(link)
         yield from self._rules()
         yield from self._listeners()
@@ -91,6 +93,15 @@ class _Inspection:
         loopback = self._interior.link("lo")
         if loopback is not None and not loopback.is_up:
             yield one.finding(faults.LOOPBACK, "lo is down", one.inner("ip link set lo up"), causes=False)
+
+    def _obstacles(self, link: Link) -> Iterator[Finding]:
+        for one in (*list_obstacles(self._interior, link), *list_namespace_obstacles(self._interior)):
+            if one.name != ARP_OFF:  # faults.NOARP
+                severity = Severity.NOTE if one.name in PERHAPS else None
+                advice = (
+                    f"if the pod's software did not intend it, change it there; to list it: {self._one.inner(one.look)}"
+                )
+                yield self._one.finding(faults.TRAFFIC, one.text, advice, causes=False, severity=severity)
 
     def _neighbours(self, link: Link) -> Iterator[Finding]:
         macs = {
@@ -214,7 +225,7 @@ CHECKS = (
                 faults.MTU,
                 faults.RULE,
             ),
-            *(faults.SETTING, faults.LOOPBACK, faults.LISTENS, faults.PORT_UNUSED, faults.RESOLVER),
+            *(faults.TRAFFIC, faults.SETTING, faults.LOOPBACK, faults.LISTENS, faults.PORT_UNUSED, faults.RESOLVER),
         ),
     ),
 )

@@ -103,3 +103,10 @@ RESOLVER = Fault(
     "no program can answer at the address of a running pod's resolver: names are not found, or only after seconds",
     "set the resolver in the runtime's or the pod's DNS configuration, and create the pod again",
 )
+TRAFFIC = Fault(
+    "pod-traffic",
+    Severity.WARNING,
+    "a queue or a filter at the interface in a running pod loses packets; or, a note, an eBPF program sees all packets "
+    "there or chooses the sockets that get them (sk_lookup): doctor does not know what it does",
+    "if the pod's software did not intend it, remove it in the pod or create the pod again",
+)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
-from podwire.doctor.pods import list_pods
+from podwire.doctor.pods import Pod, list_pods
 from podwire.doctor.run import Run
+from podwire.facts import cgroups
 from podwire.predictions import obstacles
 
 _FAULTS = (
@@ -48,9 +50,18 @@ _FAULTS = (
         obstacles.PROGRAM,
         Severity.NOTE,
         "an eBPF program (XDP, tcx, or a filter of traffic control) sees the packets of a pod's interface, bridge or "
-        "uplink; doctor does not know what it does",
+        "uplink, or (netfilter, sk_lookup) those of the node; doctor does not know what it does",
         "`ip link set INTERFACE xdp off`, `tc filter del`, if no program of this node needs it",
     ),
+)
+
+_CGROUP = Fault(
+    "cgroup-program",
+    Severity.NOTE,
+    "an eBPF program is attached to a cgroup of a pod's processes (IPAddressDeny= of systemd, a socket load balancer), "
+    "and may refuse their packets or connections; doctor does not know what it does. Programs of the root cgroup, and "
+    "those that the node's services have as well, are not reported",
+    "`bpftool cgroup show CGROUP` shows it, `bpftool cgroup detach`, if no program of this node needs it",
 )
 
 
@@ -66,6 +77,26 @@ def _check(node: Node) -> Iterator[Finding]:
             fault = faults[one.name]
             objects = (link.name,) if fault.severity is Severity.PROBLEM else ()
             yield fault.finding(link.name, one.text, fix, objects=objects)
+    for one in obstacles.list_namespace_obstacles(node) if pods else ():
+        yield faults[one.name].finding("node", one.text, f"look at: {one.look}")
+    yield from _cgroups(pods)
 
 
-CHECKS = (Check("links", "traffic", "no queue, filter or program loses the pods' packets", _check, _FAULTS),)
+def _cgroups(pods: list[Pod]) -> Iterator[Finding]:
+    """Yields the cgroups of pods with programs: `podwire test` sends from another cgroup, and does not meet them."""
+    named: dict[str, list[str]] = {}
+    programs: dict[str, tuple[str, ...]] = {}
+    for pod in pods:
+        for path, kinds in cgroups.list_programs(pod.attachment.netns).items():
+            programs[path] = kinds
+            named.setdefault(path, []).append(pod.name)
+    for path, kinds in programs.items():
+        more = f" and {len(named[path]) - 1} more" if len(named[path]) > 1 else ""
+        text = f"programs ({', '.join(kinds)}) of a cgroup of {named[path][0]}{more} can refuse packets or connections "
+        text += "of its processes, and not those of podwire test"
+        yield _CGROUP.finding(path, text, f"look at: bpftool cgroup show {quote(path)}")
+
+
+CHECKS = (
+    Check("links", "traffic", "no queue, filter or program loses the pods' packets", _check, (*_FAULTS, _CGROUP)),
+)

@@ -13,6 +13,7 @@ from cni.address import parse_mac
 from kernel import ebpf, queues, traffic
 from kernel.bridge_state import BridgePort
 from kernel.link import IFF_NOARP, Link
+from kernel.netfilter import nft
 from kernel.queues import Queue
 from podwire.facts.network import NetworkFacts
 from podwire.node.model import format_rate
@@ -33,6 +34,7 @@ _FLAGS = (
 NEEDLESS_WITH_ENTRY = ("flood", "learning", "locked")  # if the bridge has a static entry for the port
 _LOSING = {"netem": "delays, loses or reorders packets", "plug": "holds packets back", "blackhole": "drops all packets"}
 _SLOW = 1_000_000  # bits/s: a page of the web takes more than ten seconds
+_HOOKS = dict(enumerate(("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")))
 _INGRESS, _EGRESS = 0xFFFFFFF2, 0xFFFFFFF3  # TC_H_MIN_INGRESS and _EGRESS of clsact
 
 
@@ -68,6 +70,16 @@ def list_obstacles(facts: NetworkFacts, link: Link) -> Iterator[Obstacle]:
     for direction in facts.call(lambda: ebpf.list_tcx_directions(link.index)):
         look = f"bpftool net show dev {name}"
         yield Obstacle(PROGRAM, f"a program (tcx) filters what it {direction}", look, advice=f"look at: {look}")
+
+
+def list_namespace_obstacles(facts: NetworkFacts) -> Iterator[Obstacle]:
+    """Yields the programs of a network namespace; those of netfilter as the node's, as they may be in any one."""
+    look = "bpftool link show"
+    if facts.call(ebpf.has_socket_lookup):
+        yield Obstacle(PROGRAM, "a program (sk_lookup) chooses the sockets that get packets here", look)
+    for one in ebpf.list_netfilter_programs() if facts.netns is None else ():
+        text = f"a program of netfilter decides at {_HOOKS.get(one.hook, one.hook)}, priority {one.priority}"
+        yield Obstacle(PROGRAM, f"{text}, of IPv{4 if one.family == nft.IPV4 else 6}; no list of rules shows it", look)
 
 
 def wrong_flags(port: BridgePort) -> list[tuple[str, bool, str, str]]:

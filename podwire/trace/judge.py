@@ -15,7 +15,12 @@ from cni.address import Address
 from kernel import discards
 from kernel.fib import packet_to
 from kernel.packet_tap import ANSWER, ERROR, REFUSAL, REQUEST, TCP, UDP, Sighting
-from podwire.predictions.obstacles import PERHAPS, list_obstacles, list_port_obstacles
+from podwire.predictions.obstacles import (
+    PERHAPS,
+    list_namespace_obstacles,
+    list_obstacles,
+    list_port_obstacles,
+)
 from podwire.trace import layer3, legs, rules
 from podwire.trace.exchange import Flow, Observation
 from podwire.trace.legs import Leg
@@ -110,7 +115,7 @@ def _of_setting(place: Place, name: str, effect: str) -> Suspect:
 
 
 def obstacle_suspects(topology: Topology, flow: Flow) -> Iterator[Suspect]:
-    """Yields what the interfaces on the way do to every packet, first what certainly loses some."""
+    """Yields what interfaces and namespaces on the way do to every packet, first what certainly loses some."""
     on_way = [(place, link) for place, link in legs.list_links(topology, flow) if link]
     present = [
         (place, link, one)
@@ -119,6 +124,9 @@ def obstacle_suspects(topology: Topology, flow: Flow) -> Iterator[Suspect]:
     ]
     for place, link, one in sorted(present, key=lambda item: item[2].name in PERHAPS):
         yield Suspect(one.name, place.name, f"{link.name}: {one.text}", link.name, look=one.look)
+    for place in dict.fromkeys((flow.source, topology.node, flow.target or topology.node)):
+        for one in list_namespace_obstacles(place):
+            yield Suspect(one.name, place.name, one.text, look=one.look)
 
 
 def _suspects(topology: Topology, seen: Observation, met: Sequence[MetRule]) -> Iterator[Suspect]:

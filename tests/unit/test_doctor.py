@@ -26,7 +26,9 @@ from podwire.doctor.checks import CHECKS, run_checks
 from podwire.doctor.finding import UNSEEN, Finding, Severity, fold_consequences
 from podwire.doctor.node import Node, overlapping
 from podwire.doctor.pods import Pod
+from podwire.facts import cgroups
 from podwire.main import PLUGINS
+from podwire.predictions import obstacles
 from podwire.predictions.routing import Fib
 from tests.support import doctor_manual, fault_table, libcni
 from tests.support.binaries import ROOT
@@ -314,6 +316,23 @@ def test_program_on_a_pods_interface(node, monkeypatch):
     node.link_settings = LinkSettings({}, {}, frozenset({CNI0.index}))
     (finding,) = run_check(node, "traffic")
     assert (finding.name, finding.subject) == ("traffic-program", "cni0")
+
+
+def test_programs_of_a_pods_cgroup(node, monkeypatch):
+    """Programs of a cgroup are one note for all pods in it, except those of the root and those that services have."""
+    attached = {"/cg": ("connect4",), "/cg/system.slice": ("bind4",), "/cg/pods": ("bind4", "connect6")}
+    monkeypatch.setattr(cgroups, "_root", lambda: "/cg")
+    monkeypatch.setattr(cgroups, "_programs", lambda directory: attached.get(directory, ()))
+    monkeypatch.setattr(cgroups, "_cgroup_of", lambda pid: f"/pods/{pid}")
+    monkeypatch.setattr(cgroups, "processes_by_namespace", lambda: {os.stat("/").st_ino: ["1", "2"]})
+    (item,) = node.interfaces
+    cached = CachedAttachment("", "net", Attachment("c2", "eth0"), "/", Presence.HERE)
+    pod = Pod(item, cached, (), (), "", None, None)
+    monkeypatch.setattr(traffic, "list_pods", lambda _node: [pod, pod])
+    monkeypatch.setattr(obstacles, "list_namespace_obstacles", lambda _node: [])
+    (finding,) = run_check(node, "traffic")
+    assert (finding.name, finding.subject) == ("cgroup-program", "/cg/pods")
+    assert "(connect6)" in finding.text
 
 
 @pytest.mark.parametrize(("state", "severity"), [(0, Severity.PROBLEM), (3, Severity.WARNING)])
