@@ -20,7 +20,7 @@ from kernel.wire import attribute_specs
 _SPECS = attribute_specs(QdiscMessage, TCA_KIND="", TCA_OPTIONS=b"", TCA_STATS=b"")
 _FIFOS = ("bfifo", "pfifo", "pfifo_head_drop")  # struct tc_fifo_qopt is one number, of bytes in the first
 # The attribute of TCA_OPTIONS that begins with the rate in bytes/s, or with the bytes that the queue may hold.
-_RATES = {"fq": 6, "cake": 2}  # TCA_FQ_FLOW_MAX_RATE, TCA_CAKE_BASE_RATE64
+_RATES = {"fq": 7, "cake": 2}  # TCA_FQ_FLOW_MAX_RATE, TCA_CAKE_BASE_RATE64
 _SIZES = {"red": 1}  # TCA_RED_PARMS
 _HTB_PARMS, _HTB_INIT, _HTB_CEIL64 = 1, 2, 7  # TCA_HTB_*
 _DEFAULT_AT = 8  # of defcls in struct tc_htb_glob

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kernel import htb, traffic
+from kernel import htb, queues, traffic
 from kernel.codec_traffic import FilterMessage, QdiscMessage
+from kernel.queues import Queue
 from kernel.rtnl import Request, Socket
 from kernel.traffic import Bucket, Filter, Qdisc, Rule
 from kernel.wire import decode
@@ -150,6 +151,24 @@ def test_qdiscs_are_read(name):
     root = traffic.qdisc_from_answer(decode(QdiscMessage, data))
     assert root == expected
     assert root.is_shaper == (name.startswith("tbf"))
+
+
+LIMITS = {  # by kind of queue: its options as the kernel sends them, and what is read of them
+    "red": (struct.pack("=HH16s", 20, 1, struct.pack("=I", 500)), Queue("red", None, 500)),
+    "fq": (struct.pack("=HHIHHI", 8, 6, 5, 8, 7, 1000), Queue("fq", 1000)),
+    "cake": (struct.pack("=HHQ", 12, 2, 8000), Queue("cake", 8000)),
+    "pfifo_head_drop": (struct.pack("=I", 0), Queue("pfifo_head_drop", None, 0)),
+    "sfq": (bytes(8), Queue("sfq")),
+}
+
+
+@pytest.mark.parametrize("kind", LIMITS)
+def test_limits_of_queues_are_read(kind):
+    """The rate in bytes/s and the size of queues that not every kernel has are read from their options."""
+    options, expected = LIMITS[kind]
+    request = traffic.qdisc_request("create qdisc", traffic.RTM_NEWQDISC, 7, (kind, traffic.ROOT, 0x10000), options)
+    answers = [decode(QdiscMessage, request.encode(3))]
+    assert queues.list_queues(Mock(Socket, dump=lambda _request: answers)) == {7: [expected]}
 
 
 def filters(*messages):

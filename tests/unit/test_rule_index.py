@@ -8,6 +8,8 @@ from ipaddress import ip_address
 
 import pytest
 
+from kernel.device import Device
+from kernel.link import Link
 from kernel.netfilter import copying
 from kernel.netfilter.nft_expression import attribute
 from kernel.netfilter.packet import TRANSPORT, UDP, Packet
@@ -18,6 +20,7 @@ from podwire.predictions.evaluation import traverse
 from podwire.predictions.nft_machine import Machine
 from podwire.predictions.verdicts import Match
 
+LINK = Link(7, "veth0", "", 1500, 1, "veth", 0, 0, None, 6)
 CHAIN = FilterChain(2, "filter", "INPUT", "filter", 1)
 PACKET = Packet(4, ip_address("192.0.2.1"), ip_address("192.0.2.2"), UDP, 40000)
 
@@ -113,3 +116,17 @@ def test_mark_of_iptables():
     target = "target", {1: b"MARK\0", 2: number(2), 3: info}
     machine = Machine(Ruleset(), FilterRule(CHAIN, 1, (target,)), replace(PACKET, mark=0x15))
     assert (machine.run(), machine.mark) == (Match.YES, 0x19)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [(1, Match.YES), (3, Match.NO), (4, Match.NO), (12, Match.YES), (5, Match.NO), (9, Match.YES), (0, Match.YES)],
+)
+def test_groups_of_interfaces(flags, expected):
+    """The groups of both interfaces are compared; a flag inverts each; with an unknown interface nothing is certain."""
+    info = struct.pack("=5I", flags, 7, 0xFF, 7, 0xFF)  # linux/netfilter/xt_devgroup.h
+    interfaces = {name: Device(LINK, "", group) for name, group in (("in0", 0x107), ("out0", 8))}
+    match = FilterRule(CHAIN, 1, (("match", {1: b"devgroup\0", 3: info}),))
+    packet = replace(PACKET, iif="in0", oif="out0")
+    assert Machine(Ruleset(interfaces=interfaces), match, packet).run() is expected
+    assert Machine(Ruleset(), match, packet).run() is (Match.MAYBE if flags else Match.YES)
