@@ -23,6 +23,8 @@ from process import child
 from process.child import Command, Notice, Outcome
 from process.signals import unblocked
 
+# Where system programs are, whatever PATH is.
+PROGRAM_DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 

@@ -19,10 +19,10 @@ from cni import gojson
 from cni.errors import CniError, Code
 from cni.skel import Plugin
 from podwire import cli
-from podwire.bugreport import programs
 from podwire.command import Status, UsageError
 from podwire.command_tree import command_tree, completions
 from podwire.lint.known import nearest
+from podwire.node.programs import find_program
 from podwire.output import Output, print_error
 from process import child, signals
 from process.signals import Terminated
@@ -227,7 +227,7 @@ def _status(pod: object) -> tuple[str, Mapping[str, object]]:
 
 def _kubectl(options: _Options, env: Mapping[str, str], *words: str, stdin: bytes = b"") -> bytes:
     """Returns the output of kubectl; raises CniError with its message."""
-    program = programs.find("kubectl", env, ())
+    program = find_program("kubectl", env.get("PATH", ""))
     if not program:
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, "there is no kubectl on the PATH")
     line = (program, *options.kubectl, f"--namespace={options.namespace}", *words)

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 
 from cni import delegate, gojson
 from cni.errors import CniError, Code
-from podwire.node.programs import get_output_lines
+from podwire.node.programs import find_program, get_output_lines
 from process import files
 
 BIN_DIR, CONF_DIR = "/opt/cni/bin", "/etc/cni/net.d"  # built into containerd and CRI-O
 
 _MOST_BYTES = 1 << 20
 _RUN = "/run"
-PROGRAM_DIRS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 _CONTAINERD = "/etc/containerd/config.toml"
 # The plugin with the CNI settings, by the file's version. 1.x knows versions 1 and 2, containerd 2.x all of them.
@@ -90,7 +89,7 @@ def list_installed(env: Mapping[str, str]) -> tuple[Runtime, ...]:
     """Returns the runtimes whose program is on PATH or in a usual directory, or which run."""
     runtimes = []
     for name, program, state, read in _RUNTIMES:
-        path = _find_program(program, env)
+        path = find_program(program, env.get("PATH", ""))
         if path or os.path.isdir(os.path.join(_RUN, state)):
             try:
                 runtimes.append(read(path))
@@ -119,16 +118,9 @@ def is_running(name: str) -> bool:
 
 def containerd_version(env: Mapping[str, str]) -> str:
     """Returns the version of the installed containerd ("1.7.24~ds1"), "" if it does not print one."""
-    output = " ".join(_output_lines(_find_program("containerd", env), "--version"))
+    output = " ".join(_output_lines(find_program("containerd", env.get("PATH", "")), "--version"))
     match = re.search(r" v?(\d+\.\S+)", output)
     return match[1] if match else ""
-
-
-def _find_program(program: str, env: Mapping[str, str]) -> str:
-    """Returns the path of a program on PATH or in a usual directory, "" if there is none."""
-    places = (*env.get("PATH", "").split(":"), *PROGRAM_DIRS)
-    paths = (os.path.join(one, program) for one in places if os.path.isabs(one))
-    return next((path for path in paths if os.access(path, os.X_OK)), "")
 
 
 def _output_lines(program: str, *options: str) -> list[str]:
@@ -223,7 +215,7 @@ def list_podman_subnets(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]
 
     These are its default network, which has no file unless it was changed, and netavark's. Raises CniError.
     """
-    if not _find_program("podman", env):
+    if not find_program("podman", env.get("PATH", "")):
         return
     network, _ = _merged(_podman_files(), "network")
     directory = _text(network.get("network_config_dir")) or _NETAVARK_DIR

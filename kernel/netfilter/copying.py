@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 
+from kernel import system
 from process import child
 from process.child import Command
 from process.values import dataclass
 
-_DIRECTORIES = ("/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin")
 _TOOLS = ("iptables", "ip6tables")
 # The tables of iptables-nft, which iptables-save prints.
 _IPTABLES_TABLES = ("filter", "nat", "mangle", "raw", "security")
@@ -57,7 +57,7 @@ def write(rules: Rules) -> tuple[str, ...]:
 
 def _run(words: tuple[str, ...], text: bytes) -> bytes | None:
     """Returns a program's output, None if it is not installed or fails."""
-    program = next((path for path in _paths(words[0]) if os.access(path, os.X_OK)), "")
+    program = system.current.find_program(words[0], system.PROGRAM_DIRECTORIES)
     if not program:
         return None
     env = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "XTABLES_LIBDIR") if name in os.environ}
@@ -68,8 +68,3 @@ def _run(words: tuple[str, ...], text: bytes) -> bytes | None:
     except OSError:
         return None
     return outcome.stdout if outcome.status == 0 else None
-
-
-def _paths(name: str) -> list[str]:
-    directories = [item for item in os.environ.get("PATH", "").split(":") if item.startswith("/")]
-    return [f"{directory}/{name}" for directory in (*directories, *_DIRECTORIES)]

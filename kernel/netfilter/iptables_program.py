@@ -24,7 +24,6 @@ LOCK_WAIT_S = 10  # for the host's lock of iptables-legacy; the reference plugin
 
 _PROGRAMS = {4: "iptables-restore", 6: "ip6tables-restore"}
 _LEGACY_PROGRAMS = {4: "iptables-legacy-restore", 6: "ip6tables-legacy-restore"}
-_DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
 # The environment variables passed to a program: wrappers need PATH, the others are iptables' own. The runtime's CNI_*
 # variables are not passed, nor any that could make a program load other code.
 _VARIABLES = ("PATH", "XTABLES_LOCKFILE", "XTABLES_LIBDIR")
@@ -118,9 +117,9 @@ def find(family: int, *, legacy: bool = False) -> str:
     With `legacy` it is iptables-legacy's: the host's program, or, if that is known to be iptables-nft's, the program
     with the variant in its name.
     """
-    program = system.current.find_program(_PROGRAMS[family], _DIRECTORIES)
+    program = system.current.find_program(_PROGRAMS[family], system.PROGRAM_DIRECTORIES)
     if legacy and (not program or is_nft(program)):
-        return system.current.find_program(_LEGACY_PROGRAMS[family], _DIRECTORIES)
+        return system.current.find_program(_LEGACY_PROGRAMS[family], system.PROGRAM_DIRECTORIES)
     return program
 
 
@@ -196,7 +195,7 @@ def _command(family: int, text: str, options: tuple[str, ...], *, legacy: bool) 
         raise UnusableError(
             Code.INTERNAL,
             f"{_PROGRAMS[family]} is not installed",
-            f"it is neither on PATH nor in {', '.join(_DIRECTORIES)}; install iptables",
+            f"it is neither on PATH nor in {', '.join(system.PROGRAM_DIRECTORIES)}; install iptables",
         )
     argv = (program, "--noflush", "--wait", str(LOCK_WAIT_S), *options)
     env = {name: os.environ[name] for name in _VARIABLES if name in os.environ}

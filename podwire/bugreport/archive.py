@@ -10,14 +10,14 @@ import binascii
 import os
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 
 from cni.errors import CniError, Code
-from podwire.bugreport import programs
+from podwire.node.programs import find_program
 from process import child
 
 _BLOCK = 512
 _STORED_BYTES = 0xFFFF  # of a block of DEFLATE without compression (RFC 1951, section 3.2.4)
-_LIMIT_S = 60.0
 
 
 def build_tar(directory: str, files: Mapping[str, bytes], time_s: int) -> bytes:
@@ -45,14 +45,11 @@ def write(path: str, tar: bytes, env: Mapping[str, str]) -> None:
 
 
 def _compress(tar: bytes, env: Mapping[str, str]) -> bytes:
-    program = programs.find("gzip", env)
-    if program:
-        try:
-            (outcome,) = child.run(child.Command((program, "-c"), {}, tar), limit_s=_LIMIT_S)
-        except OSError:
-            return _store(tar)
-        if outcome.status == 0:
-            return outcome.stdout
+    if program := find_program("gzip", env.get("PATH", "")):
+        with suppress(OSError):
+            (outcome,) = child.run(child.Command((program, "-c"), {}, tar))
+            if outcome.status == 0:
+                return outcome.stdout
     return _store(tar)
 
 

@@ -20,6 +20,7 @@ from podwire.bugreport.limits import PartError
 from podwire.bugreport.redaction import Redaction
 from podwire.command import Context
 from podwire.node import records
+from podwire.node.programs import find_program
 from podwire.node.records import Directories
 from podwire.output import Output
 from process import files
@@ -71,7 +72,8 @@ class Sources:
         for path in [self.log] if self.log else self._strings(self._log_files):
             yield Part(f"log/{path.strip('/').replace('/', '_')}", self._limited(partial(_tail, path)))
         for name, words in programs.NODE.items():
-            has_program = programs.find(words[0], self.context.env) or words[0] not in programs.OPTIONAL
+            path = self.context.env.get("PATH", "")
+            has_program = find_program(words[0], path) or words[0] not in programs.OPTIONAL
             if has_program and programs.is_applicable(name):
                 yield Part(name, partial(programs.run, [words], self.context.env, LIMIT_S))
         for network, container_id, ifname, pod, netns_path in self._attachments():

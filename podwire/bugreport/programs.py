@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from kernel.system import PROGRAM_DIRECTORIES
 from podwire.bugreport.limits import PartError
-from podwire.runtimes import PROGRAM_DIRS
+from podwire.node.programs import find_program
 from process import child
 
 # iptables-legacy-save reads only tables that the kernel already has: it does not load the modules of others.
@@ -56,21 +57,14 @@ POD: tuple[tuple[str, ...], ...] = (
 _TABLES = ("/proc/net/ip_tables_names", "/proc/net/ip6_tables_names")
 
 
-def find(name: str, env: Mapping[str, str], further: Sequence[str] = PROGRAM_DIRS) -> str:
-    """Returns the path of a program on PATH or in `further` directories, "" if there is none."""
-    directories = (*env.get("PATH", "").split(":"), *further)
-    paths = (os.path.join(directory, name) for directory in directories if directory)
-    return next((path for path in paths if os.access(path, os.X_OK) and os.path.isfile(path)), "")
-
-
 def run(commands: Sequence[Sequence[str]], env: Mapping[str, str], limit_s: float) -> bytes:
     """Runs programs in parallel, and returns the command line and the output of each; raises PartError."""
     lines = [" ".join(words) for words in commands]
-    paths = [find(words[0], env) for words in commands]
+    paths = [find_program(words[0], env.get("PATH", "")) for words in commands]
     missing = dict.fromkeys(words[0] for words, path in zip(commands, paths, strict=True) if not path)
     if missing:
         raise PartError(f"this host has no program {', '.join(missing)}")
-    kept = {"PATH": ":".join(PROGRAM_DIRS), "LC_ALL": "C"}
+    kept = {"PATH": ":".join(PROGRAM_DIRECTORIES), "LC_ALL": "C"}
     runnable = [
         child.Command((path, *words[1:]), kept, capture_stderr=True)
         for path, words in zip(paths, commands, strict=True)

@@ -9,18 +9,18 @@ import os
 
 from cni.errors import CniError, Code
 from kernel.netfilter import iptables
+from kernel.system import PROGRAM_DIRECTORIES
 from process import child
 from process.child import Command
 from process.stderr import one_line
 
 _LIMIT_S = 5.0
-_DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
 
 
-def find_program(name: str) -> str:
-    """Returns the path of a system program, "" if it is not installed."""
-    paths = (f"{directory}/{name}" for directory in _DIRECTORIES)
-    return next((path for path in paths if os.access(path, os.X_OK)), "")
+def find_program(name: str, path: str = "") -> str:
+    """Returns the path of a program in the directories of `path` (a PATH) or of the system, "" if there is none."""
+    paths = (f"{one}/{name}" for one in (*path.split(":"), *PROGRAM_DIRECTORIES) if os.path.isabs(one))
+    return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), "")
 
 
 def get_output_lines(program: str, *options: str) -> list[str]:

@@ -9,11 +9,11 @@ import os
 import re
 from collections.abc import Iterable
 
+from podwire.node.programs import find_program
 from process import files
 
 _MAX_BYTES = 1 << 20  # of a file below /proc, /sys or /etc
 _PROGRAMS = ("iptables-restore", "ip6tables-restore", "nft", "ip", "firewall-cmd")
-_DIRECTORIES = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin")
 # Lines of /proc/cpuinfo that name the processor: of x86, of ARM with a name, and of ARM with numbers only.
 _CPU_LINES = ("model name", "Hardware", "CPU implementer", "CPU part")
 
@@ -31,7 +31,7 @@ def read_facts() -> dict[str, object]:
         "distribution": _distribution(read_text("/etc/os-release")),
         "product": " ".join(filter(None, (read_text(f"/sys/class/dmi/id/{name}").strip() for name in _PRODUCT))),
         "networkDrivers": _network_drivers(),
-        "programs": [name for name in _PROGRAMS if _is_installed(name)],
+        "programs": [name for name in _PROGRAMS if find_program(name)],
     }
 
 
@@ -84,7 +84,3 @@ def _drivers() -> Iterable[str]:
             yield os.path.basename(os.readlink(f"/sys/class/net/{name}/device/driver"))
         except OSError:
             continue
-
-
-def _is_installed(name: str) -> bool:
-    return any(os.access(f"{directory}/{name}", os.X_OK) for directory in _DIRECTORIES)

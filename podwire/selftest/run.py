@@ -13,6 +13,7 @@ from kernel import hostcopy
 from kernel.errors import KernelError
 from kernel.netns import Netns, entered
 from kernel.private_node import create_netns, set_loopback_up
+from kernel.system import PROGRAM_DIRECTORIES
 from podwire.networks import Network
 from podwire.selftest.node import BIN_DIR, Node
 from podwire.selftest.packets import LostError
@@ -23,7 +24,6 @@ from podwire.verbs.network_list import Runtime
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 _REPETITIONS = 3  # after the first run, which loads modules and creates what pods share
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass
@@ -70,8 +70,9 @@ def run(trial: Trial, node: Node) -> Report:
     """Runs a trial on the node; failures are in the report."""
     report = Report(trial)
     network = Network(f"selftest-{trial.name.replace(', ', '-')}", "1.1.0", trial.plugins)
+    env = {"PATH": ":".join(PROGRAM_DIRECTORIES)}
     runtime = Runtime(
-        (BIN_DIR,), {"PATH": _PATH}, "", lambda call: invoke.execute(call, hostcopy.spawn), lambda step: None, False
+        (BIN_DIR,), env, "", lambda call: invoke.execute(call, hostcopy.spawn), lambda step: None, writes=False
     )
     try:
         try:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from cni.errors import CniError
-from kernel import locks
+from kernel import locks, system
 from kernel.netfilter import iptables, iptables_program
 from kernel.netfilter.iptables_program import LineSyntaxError, RefusedError, UnusableError
 from kernel.netfilter.iptables_rule import Change, Listing, Rule
@@ -67,7 +67,7 @@ class Programs:
 def programs(tmp_path, monkeypatch):
     """The programs' directory, on PATH; the host's programs are not used."""
     monkeypatch.setenv("PATH", f"relative::{tmp_path}/absent:{tmp_path}/bin:/usr/bin:/bin")
-    monkeypatch.setattr(iptables_program, "_DIRECTORIES", (f"{tmp_path}/bin",))
+    monkeypatch.setattr(system, "PROGRAM_DIRECTORIES", (f"{tmp_path}/bin",))
     return Programs(tmp_path / "bin")
 
 

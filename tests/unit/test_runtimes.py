@@ -6,6 +6,7 @@ import pytest
 
 from cni.errors import Code
 from podwire import default_network, networks, range_conflicts, runtimes
+from podwire.node import programs
 
 DEBIAN_12 = """
 version = 2
@@ -26,8 +27,8 @@ def host(tmp_path, monkeypatch):
     """A root file system without runtimes."""
     for name in ("_RUN", "_CONTAINERD", "_CRIO", "_CRIO_MORE", "_PODMAN_CHOICE", "_NETAVARK_DIR"):
         monkeypatch.setattr(runtimes, name, f"{tmp_path}{getattr(runtimes, name)}")
-    for name in ("PROGRAM_DIRS", "_PODMAN", "_PODMAN_HELPER_DIRS"):
-        monkeypatch.setattr(runtimes, name, tuple(f"{tmp_path}{path}" for path in getattr(runtimes, name)))
+    for module, name in ((runtimes, "_PODMAN"), (runtimes, "_PODMAN_HELPER_DIRS"), (programs, "PROGRAM_DIRECTORIES")):
+        monkeypatch.setattr(module, name, tuple(f"{tmp_path}{path}" for path in getattr(module, name)))
     return tmp_path
 
 
