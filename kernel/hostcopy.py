@@ -6,16 +6,14 @@ plugins read: links with addresses and MTU, default routes, forwarding settings.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 
-from _podwire import spawn_bound, unshare
+from _podwire import spawn_bound
 
 from cni.address import Cidr
-from cni.errors import CniError, Code
 from cni.result import Route
-from kernel import address, link, mounts, route, sysctl
-from kernel.errors import KernelError, reason
+from kernel import address, link, mounts, route, sysctl, unnamed_netns
+from kernel.errors import KernelError
 from kernel.link import IFF_LOOPBACK, IFF_POINTOPOINT, Link, VethEnd
 from kernel.netns import Netns
 from kernel.route import InstalledRoute
@@ -23,7 +21,6 @@ from kernel.rtnl import Request, Socket
 from kernel.wire import AnswerError
 from process.values import dataclass, field
 
-_CLONE_NEWNET = 0x40000000  # linux/sched.h
 _MAIN = 254  # RT_TABLE_MAIN, linux/rtnetlink.h
 _SETTINGS = ("ipv4/ip_forward", "ipv6/conf/all/forwarding", "bridge/bridge-nf-call-iptables")
 
@@ -57,24 +54,22 @@ def enter(state: HostState) -> str:
 
     The path is below /proc/<pid>; child processes can use it, too. Raises CniError(8), KernelError.
     """
-    uplinks, sandbox = _unshare_netns(), _unshare_netns()
-    _unshare_netns(keep=False)
+    uplinks, sandbox = unnamed_netns.create_unnamed(), unnamed_netns.create_unnamed()
+    unnamed_netns.enter_new()
     mounts.enter_readonly()
     for name, value in state.settings.items():
         sysctl.try_write(name, value)
-    with Netns(uplinks) as uplink_netns, Socket() as socket:
-        (loopback,) = link.get(socket, link.by_name_request("lo"))
-        if loopback:
-            socket.change(link.set_request(loopback, up=True))
+    unnamed_netns.set_loopback_up()
+    with Socket() as socket:
         for one in state.links:
-            _copy_link(socket, one, state, uplink_netns)
+            _copy_link(socket, one, state, uplinks)
         copies = {one.name: one for one in link.list_all(socket)}
         names = {one.index: one.name for one in state.links}
         for default in state.defaults:
             copy = copies.get(names.get(default.index, ""))
             if copy:
                 _try(socket, route.add_request(copy, Route(default.dst, default.gw), default.gw))
-    return sandbox
+    return sandbox.path  # both stay open as long as this process: the kernel deletes what is in a closed one
 
 
 def spawn(argv: list[bytes], env: list[bytes], streams: tuple[int, int, int], defaults: tuple[int, ...]) -> int:
@@ -91,19 +86,6 @@ def _matters(one: Link) -> bool:
     if one.kind == "veth":
         return not one.master and one.iflink_nsid is not None
     return not one.flags & IFF_LOOPBACK
-
-
-def _unshare_netns(*, keep: bool = True) -> str:
-    """Moves this process into a new network namespace; returns a path that keeps referring to it."""
-    try:
-        unshare(_CLONE_NEWNET)
-    except OSError as error:
-        msg = "cannot create a network namespace"
-        hint = "this needs CAP_SYS_ADMIN"
-        raise CniError(Code.INVALID_NETNS, f"{msg}: {reason(error.errno or 0)}", hint) from error
-    if not keep:
-        return ""
-    return f"/proc/{os.getpid()}/fd/{os.open('/proc/self/ns/net', os.O_RDONLY | os.O_CLOEXEC)}"
 
 
 def _copy_link(socket: Socket, one: Link, state: HostState, uplink_netns: Netns) -> None:

@@ -7,16 +7,11 @@ from __future__ import annotations
 
 import os
 
-from _podwire import setns, unshare
+from _podwire import setns
 
-from cni.errors import CniError, Code
-from kernel import link, mounts, sysctl
-from kernel.errors import reason
-from kernel.netns import Netns
-from kernel.rtnl import Socket
+from kernel import mounts, sysctl, unnamed_netns
 
 _CLONE_NEWNET, _CLONE_NEWNS = 0x40000000, 0x00020000  # linux/sched.h
-_NEEDS = "this needs root with CAP_SYS_ADMIN: in a container, run it on the node itself"
 # Values that a new namespace copies from the machine, and those of a node that forwards nothing yet.
 _SETTINGS = {"ipv4/ip_forward": "0", "ipv6/conf/all/forwarding": "0"}
 
@@ -33,7 +28,7 @@ class Origin:
             }
             self._root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise _refused("open the namespaces of this process", error) from error
+            raise unnamed_netns.refused("open the namespaces of this process", error) from error
 
     def enter(self) -> None:
         """Returns to them; raises CniError(8)."""
@@ -43,7 +38,7 @@ class Origin:
             os.fchdir(self._root)
             os.chroot(".")  # entering a mount namespace sets the root directory to that of the namespace
         except OSError as error:
-            raise _refused("return to the namespaces of this process", error) from error
+            raise unnamed_netns.refused("return to the namespaces of this process", error) from error
 
 
 def enter(*empty_directories: str) -> None:
@@ -51,49 +46,10 @@ def enter(*empty_directories: str) -> None:
 
     Those are writable; if one does not exist, its nearest existing parent is empty instead. Raises CniError.
     """
-    _unshare_netns()
+    unnamed_netns.enter_new()
     mounts.enter_readonly()
     for directory in empty_directories:
         mounts.mount_empty(directory)
     for name, value in _SETTINGS.items():
         sysctl.try_write(name, value)
-    set_loopback_up()
-
-
-def create_netns() -> Netns:
-    """Creates a network namespace, which exists until it is closed; its `path` can be used as CNI_NETNS.
-
-    Raises CniError(8).
-    """
-    home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        _unshare_netns()
-        try:
-            created = Netns("/proc/self/ns/net")
-        finally:
-            setns(home, _CLONE_NEWNET)
-    except OSError as error:
-        raise _refused("return from a new network namespace", error) from error
-    finally:
-        os.close(home)
-    created.path = f"/proc/{os.getpid()}/fd/{created.fileno()}"
-    return created
-
-
-def set_loopback_up() -> None:
-    """Brings `lo` up in the current network namespace; raises KernelError."""
-    with Socket() as socket:
-        (loopback,) = link.get(socket, link.by_name_request("lo"))
-        if loopback:
-            socket.change(link.set_request(loopback, up=True))
-
-
-def _unshare_netns() -> None:
-    try:
-        unshare(_CLONE_NEWNET)
-    except OSError as error:
-        raise _refused("create a network namespace", error) from error
-
-
-def _refused(action: str, error: OSError) -> CniError:
-    return CniError(Code.INVALID_NETNS, f"cannot {action}: {reason(error.errno or 0)}", _NEEDS)
+    unnamed_netns.set_loopback_up()

@@ -10,6 +10,7 @@ from kernel import address, child_link, link, private_node
 from kernel.link import Link, VethEnd
 from kernel.netns import Netns, entered
 from kernel.rtnl import Socket
+from kernel.unnamed_netns import create_unnamed, set_loopback_up
 
 BIN_DIR = "/run/podwire-selftest"
 STORE = "/var/lib/cni"
@@ -32,9 +33,9 @@ class Node:
         os.mkdir(BIN_DIR)
         for name in names:  # whatever hides the path of the executable in here
             os.symlink(f"/proc/{os.getpid()}/exe", f"{BIN_DIR}/{name}")
-        fabric = private_node.create_netns()
+        fabric = create_unnamed()
         with entered(fabric):
-            private_node.set_loopback_up()
+            set_loopback_up()
         return cls(Netns("/proc/self/ns/net"), fabric)
 
     @property

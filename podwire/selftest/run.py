@@ -12,8 +12,8 @@ from cni.errors import CniError, Code
 from kernel import hostcopy
 from kernel.errors import KernelError
 from kernel.netns import Netns, entered
-from kernel.private_node import create_netns, set_loopback_up
 from kernel.system import PROGRAM_DIRECTORIES
+from kernel.unnamed_netns import create_unnamed, set_loopback_up
 from podwire.networks import Network
 from podwire.selftest.node import BIN_DIR, Node
 from podwire.selftest.packets import LostError
@@ -160,7 +160,7 @@ def _pods(trial: Trial, number: int) -> Iterator[list[tuple[Pod, Netns]]]:
     with ExitStack() as stack:
         pods = []
         for index in range(number):
-            netns = stack.enter_context(create_netns())
+            netns = stack.enter_context(create_unnamed())
             if trial.ifname != "lo":  # a runtime has run loopback before
                 with entered(netns):
                     set_loopback_up()
