@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace
 
-from attachment import cache
-from attachment.cache import Entry
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from podwire import attachments, networks
+from podwire.attachments import CachedAttachment
 from podwire.command import Command, Context, Status, conf_dir, require_root
 from podwire.commands.attachment_options import add_dry_run, add_explain, add_options, build_runtime
 from podwire.delegates import is_flannel
@@ -34,11 +33,10 @@ _LISTED = 5  # released addresses
 def _gc(context: Context, options: Namespace) -> Status:
     require_root(context, "gc")
     network = _get_network(context, options)
-    results = attachments.results_dir(options.cache_dir)
-    _require_readable_cache(results, network.name)
     known = list(attachments.list_cached(options.cache_dir, network.name))
+    _require_readable_cache(options.cache_dir, known, network.name)
     if not (options.all or network.disable_gc):
-        running_attachments.require_witness(known, results, network.name)
+        running_attachments.require_witness(known, attachments.results_dir(options.cache_dir), network.name)
     runtime = build_runtime(context, options, dry_run=options.dry_run)
     running = RunningAttachments.read(
         Directories(conf_dir(context, options), options.cache_dir), network.name, options.force
@@ -143,17 +141,16 @@ def _print_plugins_without_gc(
         context.out.print(f"{verb} {addresses} of containers that are no longer running: {listed}")
 
 
-def _require_readable_cache(results: str, network: str) -> None:
+def _require_readable_cache(cache_dir: str, known: list[CachedAttachment], network: str) -> None:
     """Raises CniError(5) when a file of the cache cannot be read: GC would remove its attachment."""
+    results = attachments.results_dir(cache_dir)
     try:
-        names = os.listdir(results)
+        os.listdir(results)
     except OSError as error:
         hint = "without the cache every attachment would count as garbage; set the runtime's cache with --cache-dir"
         raise CniError(Code.IO_FAILURE, f"cannot read the cache {results}: {error.strerror}", hint) from error
-    known: list[Entry] = list(cache.read_entries(results))
-    unread = network_list.unreadable(names, network, known)
-    if unread:
-        msg = f"cannot read {os.path.join(results, unread[0])}: its attachment would count as garbage"
+    if unread := attachments.list_unreadable(cache_dir, known, network):
+        msg = f"cannot read {unread[0]}: its attachment would count as garbage"
         raise CniError(Code.IO_FAILURE, msg, attachments.UNREAD_FIX)
 
 

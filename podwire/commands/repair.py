@@ -108,8 +108,9 @@ def _seconds(text: str) -> float:
 def _run(context: Context, options: Namespace) -> Status:
     skel.block_signals()
     require_root(context, "repair")
-    known = _known(options)
-    unread = _unread(options, known)
+    attachments.require_cache(options.cache_dir)
+    known = [*attachments.list_cached(options.cache_dir, options.network)]
+    unread = attachments.list_unreadable(options.cache_dir, known, options.network)
     if options.network and not (known or unread):
         networks.get_network(conf_dir(context, options), options.network)
     repairer = Repairer(context.plugins, bin_dirs(context, options), context.env, options.dry_run)
@@ -130,25 +131,6 @@ def _run(context: Context, options: Namespace) -> Status:
     _sum_up(context.out, [*outcomes.values()], unread, options)
     bad = any(outcome.state in (*_BAD, MISSING) for outcome in outcomes.values())
     return Status.WRONG if bad or unread else Status.FINE
-
-
-def _known(options: Namespace) -> list[attachments.CachedAttachment]:
-    """Returns the attachments of the cache; raises CniError(5) for one that cannot be read."""
-    attachments.require_cache(options.cache_dir)
-    return [*attachments.list_cached(options.cache_dir, options.network)]
-
-
-def _unread(options: Namespace, known: Iterable[attachments.CachedAttachment]) -> list[str]:
-    """Returns the files of the cache that are not among `known`: of a killed runtime, or being written."""
-    directory = os.path.join(options.cache_dir, "results")
-    names = os.listdir(directory) if os.path.isdir(directory) else []
-    entries = (
-        {os.path.basename(one.path) for one in attachments.list_cached(options.cache_dir)} if options.network else set()
-    )
-    entries |= {os.path.basename(one.path) for one in known}
-    prefix = options.network and f"{options.network}-"
-    candidates = (name for name in names if name.startswith(prefix) and not name.startswith("."))
-    return sorted(os.path.join(directory, name) for name in candidates if name not in entries)
 
 
 def _print_outcome(out: Output, outcome: Outcome, options: Namespace) -> None:

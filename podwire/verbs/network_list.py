@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from attachment.cache import Entry
 from cni import versions
 from cni.conf import Attachment
 from cni.errors import CniError, Code
@@ -171,12 +170,6 @@ def convert_result(result: object, version: str) -> object:
     if not isinstance(version_of_result, str) or version_of_result == version:
         return result
     return from_json(result, version_of_result).to_json(version)
-
-
-def unreadable(names: Iterable[str], network: str, known: Iterable[Entry]) -> list[str]:
-    """Returns the files of the cache that may be the network's and are not among `known`, the readable ones."""
-    read = {entry.path.rpartition("/")[2] for entry in known}
-    return sorted(name for name in names if name.startswith(f"{network}-") and name not in read)
 
 
 def _write_cache(runtime: Runtime, network: Network, pod: Pod, result: object) -> None:
