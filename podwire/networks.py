@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cni import gojson, versions
-from cni.conf import LISTED_AT, VALID_NAME, Attachment
+from cni.conf import LISTED_AT, VALID_NAME, Attachment, NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from podwire.lint import positions
@@ -71,6 +71,11 @@ class Network:
             config["cni.dev/valid-attachments"] = config["cni.dev/attachments"] = listed
             config[LISTED_AT] = listed_at_ns
         return config
+
+    def net_conf(self, plugin: Mapping[str, object], *, capability_args: Mapping[str, object] | None = None) -> NetConf:
+        """Returns the configuration of one of `plugins` for the parser of that plugin."""
+        items = self.build_config(plugin, capability_args=capability_args)
+        return NetConf(self.name, self.version, Fields(items), items)
 
 
 @dataclass(frozen=True)

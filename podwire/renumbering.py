@@ -11,13 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from shlex import quote
 
-from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
-from ipam.host_local import conf as host_local
 from ipam.host_local.ranges import Range
 from podwire import attachments, networks
 from podwire.networks import Network
+from podwire.node.records import host_local_pools
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,8 @@ def find(new: Network, conf_dir: str, cache_dir: str) -> Change | None:
 
 def list_ranges(network: Network) -> Iterator[Range]:
     """Yields the ranges of addresses that host-local allocates in a network."""
-    for plugin in network.plugins:
-        items = network.build_config(plugin)
-        conf = NetConf(network.name, network.version, Fields(items), items)
-        with suppress(CniError):  # `podwire lint` says what is wrong with ranges
-            if conf.ipam_type == "host-local":
-                yield from (item for one in host_local.range_sets(conf) for item in one.ranges)
+    for _, range_sets in host_local_pools(network):
+        yield from (item for one in range_sets for item in one.ranges)
 
 
 def _ranges(network: Network) -> str:

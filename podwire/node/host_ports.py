@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cni.args import CmdArgs
-from cni.conf import NetConf
-from cni.fields import Fields
 from plugins.portmap import conf as portmap
 from podwire.attachments import CachedAttachment
 from podwire.node.model import HostPort
@@ -16,8 +14,7 @@ def list_host_ports(item: CachedAttachment) -> Iterator[HostPort]:
     """Yields the valid host ports of an attachment; none without portmap in its list."""
     for plugin in item.network.plugins if item.network else ():
         if item.network and plugin.get("type") == "portmap":
-            items = item.network.build_config(plugin, capability_args=item.capability_args)
-            net_conf = NetConf(item.network_name, item.network.version, Fields(items), items)
+            net_conf = item.network.net_conf(plugin, capability_args=item.capability_args)
             args = CmdArgs("DEL", item.attachment.container_id, item.netns, item.attachment.ifname, "", (), {})
             for mapping in portmap.parse_leniently(args, net_conf).mappings:
                 host_ip = str(mapping.bound_ip or "")

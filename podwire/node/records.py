@@ -15,7 +15,6 @@ from ipaddress import ip_address
 from cni.address import Address
 from cni.conf import VALID_NAME, Attachment, NetConf
 from cni.errors import CniError
-from cni.fields import Fields
 from ipam.host_local import conf as host_local
 from ipam.host_local import listing
 from ipam.host_local.allocator import attachment_of
@@ -168,8 +167,7 @@ def host_local_pools(network: Network) -> list[tuple[str, tuple[RangeSet, ...]]]
     """Returns the directory and ranges of each plugin whose IPAM is host-local; invalid or unknown ranges are ()."""
     pools = []
     for plugin in network.plugins:
-        items = dict(delegates.read_delegate(plugin))
-        net_conf = NetConf(network.name, network.version, Fields(items), items)
+        net_conf = network.net_conf(delegates.read_delegate(plugin))
         try:
             if net_conf.ipam_type == "host-local":
                 pools.append((host_local.data_dir(net_conf), _range_sets(net_conf)))
