@@ -18,7 +18,7 @@ from kernel.netfilter import copying
 from podwire.networks import Network
 from podwire.verbs import invoke
 from podwire.verbs.invoke import Call, Serve, Step
-from podwire.verbs.planning import podwire_plugin, run_recorded
+from podwire.verbs.planning import serve
 
 _STATE = "/var/lib/cni"  # host-local's leases and libcni's cache
 _RUN, _RUN_FILE_BYTES = "/run", 1 << 20  # larger files, such as a journal, are not copied
@@ -54,16 +54,12 @@ def enter(network: Network, *directories: str) -> HostCopy:
 def runner_in(plugins: Mapping[str, Plugin], copy: HostCopy) -> Serve:
     """Returns a function that runs a call in the copy; it records the changes of podwire's plugins only."""
 
-    def serve(call: Call) -> Step:
+    def run(call: Call) -> Step:
         env = {name: value for name, value in call.env.items() if name != _BUS}
         there = replace(call, env={**env, "CNI_NETNS": copy.sandbox})
-        try:
-            plugin = podwire_plugin(call.kind, call.path, plugins)
-        except CniError as error:
-            return Step(call.kind, call.command, 0.0, error=error)
-        return run_recorded(there, plugin, plugins, planned=False) if plugin else invoke.execute(there, hostcopy.spawn)
+        return serve(there, plugins, lambda _: invoke.execute(there, hostcopy.spawn), planned=False)
 
-    return serve
+    return run
 
 
 def renamed(step: Step, copy: HostCopy, netns: str) -> Step:

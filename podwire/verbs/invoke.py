@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from cni import delegate, gojson, skel
+from cni import delegate, gojson
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from process import child
@@ -133,18 +133,6 @@ def parse_answer(outcome: Outcome, call: Call) -> object:
         details = body.get("details")
         raise CniError(code, msg, details if isinstance(details, str) else "")
     raise CniError(Code.INTERNAL, f"{call.kind} failed without an error object: {outcome.ending}", _shown(outcome))
-
-
-def timed(call: Call, serve: Callable[[], object], changes: Callable[[], tuple[str, ...]]) -> Step:
-    """Runs a call in this process: `serve` returns the result or raises, `changes` returns the recorded changes."""
-    start_ns = time.perf_counter_ns()
-    result, error = None, None
-    try:
-        result = serve()
-    except Exception as failure:
-        error = skel.as_cni_error(failure)
-    ms = (time.perf_counter_ns() - start_ns) / 1e6
-    return Step(call.kind, call.command, ms, result, error, changes=changes())
 
 
 def _shown(outcome: Outcome) -> str:

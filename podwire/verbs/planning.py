@@ -7,37 +7,59 @@ from __future__ import annotations
 
 import filecmp
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from cni import args as cni_args
 from cni import conf as cni_conf
 from cni import delegate, skel
-from cni.args import CmdArgs
-from cni.conf import NetConf
 from cni.errors import CniError
 from cni.skel import Plugin
-from podwire.verbs.invoke import Call, Serve, Step, timed
+from podwire.verbs.invoke import Call, Serve, Step
 from process import record
 
 _ITSELF = "/proc/self/exe"
 
 
-class PreparedVerb(NamedTuple):
-    """A verb of one of our plugins, ready to be served in this process."""
-
-    plugin: Plugin
-    args: CmdArgs
-    conf: NetConf
-
-    def serve(self) -> object:
-        """Runs the verb; returns ADD's result as JSON, else None."""
-        result = skel.run_verb(self.plugin, self.args, self.conf)
-        return result and result.to_json(self.conf.cni_version)
+def planning(plugins: Mapping[str, Plugin]) -> Serve:
+    """Returns a function that runs a call without making its changes; those of other vendors' plugins are unknown."""
+    return lambda call: serve(call, plugins, lambda _: Step(call.kind, call.command, 0.0), planned=True)
 
 
-def podwire_plugin(kind: str, path: tuple[str, ...], plugins: Mapping[str, Plugin]) -> Plugin | None:
+def serve(call: Call, plugins: Mapping[str, Plugin], serve_foreign: Serve, *, planned: bool) -> Step:
+    """Runs a call of podwire's plugins in this process and records its changes; with `planned` they are not made.
+
+    `serve_foreign` runs those of other vendors' plugins.
+    """
+    try:
+        plugin = _podwire_plugin(call.kind, call.path, plugins)
+    except CniError as error:
+        return Step(call.kind, call.command, 0.0, error=error)
+    if plugin is None:
+        return serve_foreign(call)
+    start_ns = time.perf_counter_ns()
+    result, failed = None, None
+    with record.recording(dry_run=planned) as recorded:
+        try:
+            result = _run(call, plugin, plugins)
+        except Exception as failure:
+            failed = skel.as_cni_error(failure)
+    ms = (time.perf_counter_ns() - start_ns) / 1e6
+    return Step(call.kind, call.command, ms, result, failed, changes=tuple(recorded.changes))
+
+
+def _run(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin]) -> object:
+    """Runs a verb as skel does; returns ADD's result as JSON, else None."""
+    conf = cni_conf.parse(call.stdin)
+    delegated = conf.ipam_type
+    in_process = bool(delegated) and _podwire_plugin(delegated, call.path, plugins) is not None
+    args = replace(cni_args.from_env(call.env), stdin=call.stdin, delegates=plugins, in_process=in_process)
+    result = skel.run_verb(plugin, args, conf)
+    return result and result.to_json(conf.cni_version)
+
+
+def _podwire_plugin(kind: str, path: tuple[str, ...], plugins: Mapping[str, Plugin]) -> Plugin | None:
     """Returns the plugin in the file named `kind` if that file is this program; raises CniError(7) if there is none.
 
     Run from source, this process is Python: there every plugin of podwire matches.
@@ -55,34 +77,3 @@ def _is_ours(program: str) -> bool:
         return os.path.samestat(os.stat(program), os.stat(_ITSELF)) or filecmp.cmp(program, _ITSELF, shallow=False)
     except OSError:
         return False
-
-
-def prepare(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin]) -> PreparedVerb:
-    """Parses a call's environment and stdin as skel does; raises CniError."""
-    args = replace(cni_args.from_env(call.env), stdin=call.stdin, delegates=plugins)
-    conf = cni_conf.parse(call.stdin)
-    delegated = conf.ipam_type
-    return PreparedVerb(
-        plugin,
-        replace(args, in_process=bool(delegated) and podwire_plugin(delegated, call.path, plugins) is not None),
-        conf,
-    )
-
-
-def run_recorded(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin], *, planned: bool) -> Step:
-    """Runs a call in this process and records its changes; with `planned` they are not made."""
-    with record.recording(dry_run=planned) as recorded:
-        return timed(call, lambda: prepare(call, plugin, plugins).serve(), lambda: tuple(recorded.changes))
-
-
-def planning(plugins: Mapping[str, Plugin]) -> Serve:
-    """Returns a function that runs a call without making its changes; those of other vendors' plugins are unknown."""
-
-    def serve(call: Call) -> Step:
-        try:
-            plugin = podwire_plugin(call.kind, call.path, plugins)
-        except CniError as error:
-            return Step(call.kind, call.command, 0.0, error=error)
-        return run_recorded(call, plugin, plugins, planned=True) if plugin else Step(call.kind, call.command, 0.0)
-
-    return serve
