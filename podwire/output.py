@@ -16,7 +16,7 @@ from cni.errors import CniError
 from podwire.table import Cell, lay_out, wrap
 from process.stderr import one_line
 
-__all__ = ["Cell", "Output", "Progress", "Text", "plural", "print_error", "span"]
+__all__ = ["Cell", "Output", "Progress", "Text", "format_time", "plural", "print_error", "span"]
 
 # SGR parameters (ECMA-48).
 _STYLES = {"good": "32", "bad": "31", "warning": "33", "bold": "1", "dim": "2"}
@@ -122,6 +122,11 @@ def plural(number: int, noun: str) -> str:
     """Returns a number with its noun: "1 file", "2 files", "2 addresses"."""
     ending = "es" if noun.endswith("s") else "s"
     return f"{number} {noun}{'' if number == 1 else ending}"
+
+
+def format_time(seconds: float) -> str:
+    """Returns a time in seconds since 1970 as RFC 3339 in UTC, "" for 0."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds)) if seconds else ""
 
 
 def span(texts: Sequence[str]) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import os
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from podwire.command import Context
 from podwire.node import records
 from podwire.node.programs import find_program
 from podwire.node.records import Directories
-from podwire.output import Output
+from podwire.output import Output, format_time
 from process import files
 
 LIMIT_S = 5.0
@@ -157,7 +156,7 @@ class Sources:
             lines.append(f"{pool.data_dir}/{pool.network}: {', '.join(map(str, pool.range_sets)) or 'no ranges'}")
             for item in pool.reservations:
                 owner = " ".join(item.attachment) if item.has_container else "(no container)"
-                written = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(item.file.written_ns // 10**9))
+                written = format_time(item.file.written_ns // 10**9)
                 lines.append(f"  {item.file.name}  {written}  {owner}{'  before boot' * item.before_boot}")
             lines += [f"  {name}: not a reservation" for name in pool.foreign]
             lines += [f"  last reserved: {address}" for address in pool.last_reserved.values()]
@@ -185,7 +184,7 @@ def _list(directory: str) -> bytes:
     lines = []
     for name in sorted(os.listdir(directory)):
         status = os.lstat(os.path.join(directory, name))
-        changed = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(status.st_mtime))
+        changed = format_time(status.st_mtime)
         lines.append(f"{status.st_mode:06o}  {status.st_uid}  {status.st_size:8}  {changed}  {name}\n")
     return "".join(lines).encode("utf-8", "backslashreplace")
 

@@ -19,7 +19,7 @@ from podwire.bugreport.parts import Part, Sources
 from podwire.bugreport.redaction import Redaction
 from podwire.command import Command, Context, Status, add_bin_dir, add_json, bin_dirs, require_root
 from podwire.commands.show import add_places, places
-from podwire.output import Cell, plural
+from podwire.output import Cell, format_time, plural
 from process.version import __version__
 
 _DESCRIPTION = """\
@@ -66,7 +66,7 @@ def _run(context: Context, options: Namespace) -> Status:
     report: dict[str, object] = {
         "podwire": __version__,
         "node": os.uname().nodename,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "time": format_time(time.time()),
         "complete": not failed,
         "parts": [one.to_json() for one in collected],
         "leftOut": redaction.left_out,

@@ -13,7 +13,6 @@ from enum import StrEnum
 from cni.address import format_ip
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError
-from cni.fields import Fields
 from ipam.dhcp import conf as dhcp_conf
 from ipam.dhcp.lease import INFINITE, Lease
 from ipam.dhcp.lease6 import Lease6
@@ -21,6 +20,7 @@ from ipam.dhcp.record import Record
 from ipam.dhcp.store import Store, UnreadableLease
 from kernel.boot import get_boot_id
 from podwire.networks import Network
+from podwire.output import format_time
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))  # seconds
 _MIN_OF_UNIT = 2  # "119 min", then "2 h"
@@ -62,7 +62,7 @@ class DhcpLease:
     @property
     def since(self) -> str:
         """The time at which the server granted or renewed it, as RFC 3339 in UTC, "" if unknown."""
-        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.granted)) if self.granted else ""
+        return format_time(self.granted)
 
     def to_json(self, pod: str) -> dict[str, object]:
         """Returns this object's part of the JSON document; the common keys are those of a reservation."""
@@ -92,8 +92,7 @@ def list_dhcp_confs(networks: Iterable[Network]) -> Iterator[tuple[Network, NetC
     """Yields the configurations whose IPAM plugin is dhcp, with their networks; invalid ones are left out."""
     for network in networks:
         for plugin in network.plugins:
-            items = dict(plugin)
-            net_conf = NetConf(network.name, network.version, Fields(items), items)
+            net_conf = network.net_conf(plugin)
             try:
                 if net_conf.ipam_type == "dhcp":
                     dhcp_conf.data_dir(net_conf)

@@ -5,7 +5,6 @@ Nothing is changed. An address counts as gone only if `Snapshot.is_gone` says so
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +17,7 @@ from ipam.host_local import listing
 from podwire.node.model import NO_ATTACHMENT, Pod, State, short_id
 from podwire.node.records import Pool, Reservation
 from podwire.node.snapshot import Snapshot
+from podwire.output import format_time
 
 _FULL_PERCENT = 90
 _NS = 1_000_000_000
@@ -53,7 +53,7 @@ class Entry:
     @property
     def when(self) -> str:
         """The time of the reservation."""
-        return "before boot" if self.before_boot else format_time(self.since)
+        return "before boot" if self.before_boot else format_time(self.since // _NS)
 
     def to_json(self) -> dict[str, object]:
         """Returns this object's part of the JSON document."""
@@ -65,7 +65,7 @@ class Entry:
             "containerID": self.attachment.container_id,
             "ifname": self.attachment.ifname,
             "pod": self.pod,
-            "since": format_time(self.since),
+            "since": format_time(self.since // _NS),
             "beforeBoot": self.before_boot,
         }
 
@@ -89,11 +89,6 @@ class Finding:
             "what": self.description,
             "cure": self.fix,
         }
-
-
-def format_time(since_ns: int) -> str:
-    """Returns a time in ns since the epoch as RFC 3339 in UTC, "" for 0."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since_ns // _NS)) if since_ns else ""
 
 
 def entries(snapshot: Snapshot, network: str = "") -> Iterator[Entry]:
