@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from cni import skel
 from cni.errors import CniError
 from cni.skel import Plugin
-from podwire.command import Command, Context, Status, UsageError
+from podwire.command import Command, Context, Status, UsageError, add_parser
 from podwire.commands import COMMANDS
 from podwire.lint.known import nearest
 from podwire.output import Output, Progress, print_error
@@ -80,16 +80,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_color(top, "auto")
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
     for command in COMMANDS:
-        subparser = commands.add_parser(
-            command.name,
-            help=command.summary,
-            description=command.description,
-            epilog=_examples(command),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        subparser = add_parser(commands, command.name, command.summary, command.description, command.examples)
         command.arguments(subparser)
         _add_color(subparser, argparse.SUPPRESS)  # a value before the command stays
-        subparser.set_defaults(command=command, parser=subparser)
+        subparser.set_defaults(command=command)
     return top
 
 
@@ -133,11 +127,6 @@ def _add_color(parser: argparse.ArgumentParser, default: str) -> None:
     choices = ("auto", "always", "never")
     about = "colour: auto means on a terminal, unless NO_COLOR is set"
     parser.add_argument("--color", choices=choices, default=default, help=about)
-
-
-def _examples(command: Command) -> str:
-    lines = [f"  {line}\n      {purpose}" for line, purpose in command.examples]
-    return "\n".join(["examples:", *lines]) if lines else ""
 
 
 def _is_coloured(when: str, env: Mapping[str, str], stdout: TextIO) -> bool:

@@ -7,11 +7,12 @@ them.
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter, _SubParsersAction
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from shlex import quote
+from typing import TypeVar
 
 from cni.errors import CniError, Code
 from cni.skel import Plugin
@@ -22,6 +23,7 @@ from podwire.output import Output, Progress
 CONF_DIR, CONF_DIR_VARIABLE = "/etc/cni/net.d", "NETCONFPATH"
 BIN_DIR, BIN_DIR_VARIABLE = "/opt/cni/bin", "CNI_PATH"
 CACHE_DIR = "/var/lib/cni"
+_Parser = TypeVar("_Parser", bound=ArgumentParser)
 
 
 class Status(IntEnum):
@@ -79,6 +81,22 @@ class Command:
     run: Callable[[Context, Namespace], Status]
     arguments: Callable[[ArgumentParser], None] = lambda parser: None
     examples: tuple[tuple[str, str], ...] = ()
+
+
+def add_parser(
+    commands: _SubParsersAction[_Parser], name: str, summary: str, description: str, examples: Iterable[tuple[str, str]]
+) -> _Parser:
+    """Adds the parser of a command, whose help ends with the examples: command lines with their purposes."""
+    lines = [f"  {line}\n      {purpose}" for line, purpose in examples]
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog="\n".join(["examples:", *lines]),
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(parser=parser)
+    return parser
 
 
 def add_conf_dir(parser: ArgumentParser) -> None:

@@ -6,11 +6,11 @@ for the addresses of a cluster are in ipam_cluster_options.py.
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter, _SubParsersAction
+from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Callable, Iterable
 
 from cni.errors import CniError, Code
-from podwire.command import Command, Context, Status, UsageError, add_json, exit_status, require_root
+from podwire.command import Command, Context, Status, UsageError, add_json, add_parser, exit_status, require_root
 from podwire.commands import ipam_cluster, ipam_cluster_options
 from podwire.commands.show import add_places, places
 from podwire.node import dhcp_leases, release, reservations
@@ -117,7 +117,7 @@ def _list(context: Context, options: Namespace) -> Status:
     if leases:
         titles = ("DHCP LEASE", "NETWORK", "CONTAINER", "INTERFACE", "POD", "SERVER", "EXPIRES", "STATE")
         context.out.print_table(titles, [_lease_row(lease, _pod(snapshot, lease)) for lease in leases])
-    _print_unseen(context, unseen)
+    ipam_cluster.print_unseen(context, unseen)
     return exit_status(wrong=False, complete=not unseen)
 
 
@@ -182,16 +182,11 @@ def _unseen(snapshot: Snapshot, network: str) -> list[str]:
     return list(dict.fromkeys((*snapshot.records.unread, *snapshot.kernel.unseen, *unproven_owners)))
 
 
-def _print_unseen(context: Context, unseen: Iterable[str]) -> None:
-    for text in unseen:
-        context.out.print(Cell("not seen:", "warning"), text)
-
-
 def _print(context: Context, snapshot: Snapshot, items: list[Finding], unseen: list[str], network: str) -> None:
     for item in items:
         context.out.print(f"{item.network}:", Cell(item.description, "bad"))
         context.out.print(" ", item.fix)
-    _print_unseen(context, unseen)
+    ipam_cluster.print_unseen(context, unseen)
     if not items:
         number = sum(line.state is not ReservationState.LAST for line in reservations.entries(snapshot, network))
         if unseen:
@@ -290,17 +285,14 @@ def _add(
     about: str,
     run: Callable[[Context, Namespace], Status],
 ) -> ArgumentParser:
-    epilog = "\n".join(["examples:", *(f"  {line}\n      {purpose}" for line, purpose in _EXAMPLES[name])])
-    subparser = commands.add_parser(
-        name, help=summary, description=about, epilog=epilog, formatter_class=RawDescriptionHelpFormatter
-    )
+    subparser = add_parser(commands, name, summary, about, _EXAMPLES[name])
     if name == "free":
         subparser.add_argument("words", nargs="*", metavar="ADDRESS [NETWORK]", help="the address, and its network")
     else:
         subparser.add_argument("network", nargs="?", default="", metavar="NETWORK", help="only this network")
     add_places(subparser)
     add_json(subparser)
-    subparser.set_defaults(subcommand=run, parser=subparser)
+    subparser.set_defaults(subcommand=run)
     return subparser
 
 

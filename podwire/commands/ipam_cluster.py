@@ -134,7 +134,7 @@ def who(context: Context, options: Namespace) -> Status:
         context.out.print_json({**document, "unseen": unseen})
     else:
         _print_who(context, document, owned, entry)
-        _print_unseen(context, unseen)
+        print_unseen(context, unseen)
     return exit_status(wrong=False, complete=not unseen)
 
 
@@ -244,7 +244,7 @@ def verify(context: Context, options: Namespace) -> Status:
     for finding in findings:
         context.out.print(Cell(finding.text, "bad"))
         context.out.print("  fix:", finding.fix)
-    _print_unseen(context, unseen)
+    print_unseen(context, unseen)
     if not findings:
         text = f"{plural(len(cluster.nodes), 'node')}, {plural(len(cluster.blocks), 'block')}"
         rest = "but this node could not be checked completely" if unseen else "nothing wrong"
@@ -258,6 +258,7 @@ def _find_local(context: Context, options: Namespace) -> tuple[LocalReport, Snap
     return local, snapshot, list(local_check.find_faults(local, snapshot))
 
 
-def _print_unseen(context: Context, unseen: list[str]) -> None:
+def print_unseen(context: Context, unseen: list[str]) -> None:
+    """Prints what could not be inspected."""
     for text in unseen:
         context.out.print(Cell("not seen:", "warning"), text)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter, _SubParsersAction
+from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Callable
 
-from podwire.command import Context, Status, add_json
+from podwire.command import Context, Status, add_json, add_parser
 from podwire.commands import ipam_changes, ipam_cluster
 from podwire.commands.show import add_places
 
@@ -136,13 +136,10 @@ def _add(
     about: str,
     run: Callable[[Context, Namespace], Status],
 ) -> ArgumentParser:
-    epilog = "\n".join(["examples:", *(f"  {line}\n      {purpose}" for line, purpose in EXAMPLES[name])])
-    subparser = commands.add_parser(
-        name, help=summary, description=about, epilog=epilog, formatter_class=RawDescriptionHelpFormatter
-    )
+    subparser = add_parser(commands, name, summary, about, EXAMPLES[name])
     ipam_cluster.add_socket(subparser)
     add_json(subparser)
-    subparser.set_defaults(subcommand=run, parser=subparser)
+    subparser.set_defaults(subcommand=run)
     return subparser
 
 
