@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from cni.errors import CniError, Code
 from podwire.node.programs import find_program
-from process import child
+from process import child, durable
 
 _BLOCK = 512
 _STORED_BYTES = 0xFFFF  # of a block of DEFLATE without compression (RFC 1951, section 3.2.4)
@@ -30,16 +30,8 @@ def build_tar(directory: str, files: Mapping[str, bytes], time_s: int) -> bytes:
 
 def write(path: str, tar: bytes, env: Mapping[str, str]) -> None:
     """Writes a compressed archive that only its owner can read, replacing the file; raises CniError(5)."""
-    temporary = f"{path}.{os.getpid()}"
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(_compress(tar, env))
-            os.rename(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        durable.write(path, _compress(tar, env), 0o600, draft=f"{path}.{os.getpid()}")
     except OSError as error:
         raise CniError(Code.IO_FAILURE, f"cannot write {path}: {error.strerror}") from error
 

@@ -22,6 +22,7 @@ from podwire.metrics import exposition, node_metrics, verb_counts
 from podwire.metrics.exposition import GAUGE, Family, Sample
 from podwire.metrics.verb_counts import VerbCounts
 from podwire.node.inspection import inspect_snapshot
+from process import durable
 from process.version import __version__
 
 _SUFFIX = ".prom"
@@ -97,17 +98,9 @@ def _collection(duration_s: float) -> Iterator[Family]:
 def _write(path: str, text: str, mode: int) -> None:
     """Replaces a file atomically; raises CniError(5)."""
     directory, name = os.path.split(path)
-    temporary = os.path.join(directory, f".{name}.{os.getpid()}")
+    os.umask(0o022)  # node-exporter runs as another user
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-        try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                os.fchmod(file.fileno(), mode)
-            os.rename(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        durable.write(path, text.encode(), mode, draft=os.path.join(directory, f".{name}.{os.getpid()}"))
     except OSError as error:
         hint = "the directory must exist: it is the one of node-exporter's --collector.textfile.directory"
         raise CniError(Code.IO_FAILURE, f"cannot write {path}: {error.strerror}", hint) from error

@@ -14,7 +14,7 @@ from cni import gojson
 from podwire.attachments import results_dir
 from podwire.networks import Network
 from podwire.verbs.invoke import Pod
-from process import directories
+from process import directories, durable
 
 
 def path_of(cache_dir: str, network: str, pod: Pod) -> str:
@@ -41,18 +41,8 @@ def write_entry(cache_dir: str, network: Network, pod: Pod, result: object) -> N
     """Writes the entry of an attachment, replacing an existing one; raises OSError."""
     path = path_of(cache_dir, network.name, pod)
     directories.create(os.path.dirname(path), 0o700)
-    draft = os.path.join(os.path.dirname(path), f".podwire-{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            directories.write(descriptor, gojson.dumps(entry_of(network, pod, result)).encode("utf-8", "replace"))
-        finally:
-            os.close(descriptor)
-        os.rename(draft, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(draft)
-        raise
+    content = gojson.dumps(entry_of(network, pod, result)).encode("utf-8", "replace")
+    durable.write(path, content, 0o600, draft=os.path.join(os.path.dirname(path), f".podwire-{os.getpid()}"))
 
 
 def delete_entry(cache_dir: str, network: str, pod: Pod) -> None:
