@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypedDict
 
 from attachment.cache import ResultCache
 from attachment.presence import Presence
@@ -31,19 +30,6 @@ from podwire.node.rules import Rules
 _BITS = 8
 # By kind of interface: the configuration key that is shown as its mode, and the key's default.
 _MODES = {"macvlan": ("mode", "bridge"), "ipvlan": ("mode", "l2"), "vlan": ("vlanId", 0)}
-
-
-class _LinkFields(TypedDict):
-    kind: str
-    master: str
-    mode: str
-
-
-class _HostFields(TypedDict):
-    host_interface: str
-    bridge: str
-    receives: int | None
-    sends: int | None
 
 
 @dataclass(frozen=True)
@@ -124,7 +110,7 @@ class Snapshot:
             addresses = tuple(str(ip.address) for ip in attachment_ips(result, ifname, strict=False))
         except CniError:
             addresses = ()
-        return Pod(
+        pod = Pod(
             item.network_name,
             item.attachment,
             _state(item, presence, namespace, host_veth),
@@ -133,9 +119,8 @@ class Snapshot:
             addresses=addresses,
             host_ports=tuple(self._host_ports(item)),
             leaked=presence is Presence.GONE,
-            **self._host_fields(item.network_name, item.attachment, host_veth),
-            **self._link_fields(item, namespace),
         )
+        return self._with_host_side(self._with_link(pod, item, namespace), host_veth)
 
     def _uncached_pods(self) -> Iterable[Pod]:
         """Yields the attachments that have reservations, but no entry in the cache."""
@@ -147,15 +132,15 @@ class Snapshot:
                 continue
             namespace, ifname = self._interface_behind_veth(network, (item.address for item in reservations))
             host_veth = self.kernel.host_veth(namespace, ifname) if namespace else None
-            yield Pod(
+            pod = Pod(
                 network,
                 attachment,
                 State.NO_CACHE,
                 netns=namespace.path if namespace else "",
                 addresses=tuple(item.file.name for item in reservations),
                 leaked=not any(map(self._may_run, reservations)),
-                **self._host_fields(network, attachment, host_veth),
             )
+            yield self._with_host_side(pod, host_veth)
 
     def _namespace_with_addresses(self, item: CachedAttachment, result: Result) -> NetworkNamespace | None:
         """Returns the namespace that has an attachment's addresses, if the cache has no path (results before 0.3.0)."""
@@ -193,26 +178,27 @@ class Snapshot:
             self.records.is_cache_complete and cache.is_gone(item.attachment)
         )
 
-    def _host_fields(self, network: str, attachment: Attachment, host_veth: Link | None) -> _HostFields:
-        """Returns the fields of a pod that come from the host's interfaces."""
-        owner = Owner(network, *attachment)
+    def _with_host_side(self, pod: Pod, host_veth: Link | None) -> Pod:
+        """Returns a pod with what the host's interfaces show of it: its host veth, bridge and limits."""
+        owner = Owner(pod.network, *pod.attachment)
         ifbs = select_ifbs(owner, (self.kernel.by_name.get(name) for name in owner.names))
         sends = next((rate for ifb in ifbs if (rate := self.kernel.limits.get(ifb.index))), None)
         receives = self.kernel.limits.get(host_veth.index) if host_veth else None
         master = self.kernel.by_index.get(host_veth.master) if host_veth else None
-        return {
-            "host_interface": host_veth.name if host_veth else "",
-            "bridge": master.name if master else "",
-            "receives": receives and receives * _BITS,
-            "sends": sends and sends * _BITS,
-        }
+        return replace(
+            pod,
+            host_interface=host_veth.name if host_veth else "",
+            bridge=master.name if master else "",
+            receives=receives and receives * _BITS,
+            sends=sends and sends * _BITS,
+        )
 
-    def _link_fields(self, item: CachedAttachment, namespace: NetworkNamespace | None) -> _LinkFields:
-        """Returns the fields of a pod that come from its interface and from the configuration of that interface."""
+    def _with_link(self, pod: Pod, item: CachedAttachment, namespace: NetworkNamespace | None) -> Pod:
+        """Returns a pod with the kind of its interface, its master, and the mode in its configuration."""
         links = namespace.links if namespace else None
         container_link = links.get(item.attachment.ifname) if links else None
         if container_link is None:
-            return {"kind": "", "master": "", "mode": ""}
+            return pod
         kind, master = container_link.kind, None
         if kind in _MODES and container_link.iflink_nsid is not None:  # with linkInContainer it is in the pod
             master = self.kernel.by_index.get(container_link.iflink)
@@ -221,7 +207,7 @@ class Snapshot:
             if plugin["type"] == kind in _MODES:
                 key, default = _MODES[kind]
                 mode = plugin.get(key) or default
-        return {"kind": kind, "master": master.name if master else "", "mode": str(mode)}
+        return replace(pod, kind=kind, master=master.name if master else "", mode=str(mode))
 
     def _host_ports(self, item: CachedAttachment) -> Iterable[HostPort]:
         """Yields the host ports in the runtime's request; one is confirmed if the packet filter has its rule."""
