@@ -18,8 +18,7 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv6Address
-from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from cni.address import Address
 from kernel import bpf
@@ -91,7 +90,27 @@ def new_token(protocol: int, port: int) -> int:
     return number & 0xFFFF0000 | _DNS_FLAGS if (protocol, port) == (UDP, _DNS_PORT) else number & 0x7FFFFFFF | 1
 
 
-class Tap:
+class _Closing:
+    """A context manager that closes its socket."""
+
+    _socket: socket.socket
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the socket."""
+        self._socket.close()
+
+    def fileno(self) -> int:
+        """Returns the descriptor, for poll."""
+        return self._socket.fileno()
+
+
+class Tap(_Closing):
     """A packet socket on all interfaces of the namespace that is current when it is created. A context manager."""
 
     def __init__(self, version: int, tokens: Sequence[int]) -> None:
@@ -110,22 +129,6 @@ class Tap:
             self._socket.close()
             raise
 
-    def __enter__(self) -> Tap:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the socket."""
-        self._socket.close()
-
-    def fileno(self) -> int:
-        """Returns the descriptor, for poll."""
-        return self._socket.fileno()
-
     def read(self) -> Iterator[Sighting]:
         """Yields the packets that have arrived."""
         while True:
@@ -142,7 +145,7 @@ class Tap:
                 yield seen._replace(time_s=_timestamp(ancillary), interface=name, packet_type=packet_type, mac=mac)
 
 
-class Sender:
+class Sender(_Closing):
     """A raw socket that sends a probe from the namespace that is current when it is created. A context manager.
 
     It also receives the answers, as the namespace's programs would get them: after all translations and filters.
@@ -161,20 +164,6 @@ class Sender:
         except BaseException:
             self._socket.close()
             raise
-
-    def __enter__(self) -> Sender:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the socket."""
-        self._socket.close()
-
-    def fileno(self) -> int:
-        """Returns the descriptor, for poll."""
-        return self._socket.fileno()
 
     def receive(self) -> Iterator[Sighting]:
         """Yields the answers that have arrived."""
