@@ -1,14 +1,4 @@
-"""The options of the commands that run verbs (add, check, del, gc, status), and the values built from them.
-
-With --json add, check and del print one object:
-
-    {"network": ..., "containerID": ..., "ifname": ..., "netns": ..., "steps": [...], "result": {...}}
-
-Each of `steps` is {"plugin", "command", "ms", "containerID", "ifname"}, with "error" ({"code", "msg", "details"}) when
-it failed, "changes" with --dry-run (left out if they are unknown), "account" with --explain, "stderr" when the
-plugin wrote to stderr. `result` is ADD's, left out without one; `missing` lists with `add --dry-run` where the copy of
-the host differs.
-"""
+"""The options of the commands that run verbs (add, check, del, gc, status), and the values built from them."""
 
 from __future__ import annotations
 

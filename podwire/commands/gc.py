@@ -1,8 +1,4 @@
-"""`podwire gc`: removes the remains of deleted attachments.
-
-With --json it prints {"network", "kept": [{"containerID", "ifname"}], "deleted": [...], "released": ["..."], "steps":
-[...]}, its steps as `podwire add` has them.
-"""
+"""`podwire gc`: removes the remains of deleted attachments."""
 
 from __future__ import annotations
 

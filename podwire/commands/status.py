@@ -1,8 +1,4 @@
-"""`podwire status`: asks the plugins whether networks are ready for pods.
-
-With --json it prints {"networks": [{"network", "path", "ready", "asked", "unasked", "steps"}, {"path", "problem"}]},
-where `asked` is "STATUS", or "VERSION" when `unasked` names plugins that have no STATUS.
-"""
+"""`podwire status`: asks the plugins whether networks are ready for pods."""
 
 from __future__ import annotations
 
@@ -49,7 +45,7 @@ def _run_status(context: Context, runtime: Runtime, network: Network) -> dict[st
         context.out.print(Cell(f"network {network.name}", "bold"), f"cniVersion {network.version}", network.path)
     without_status = network_list.status(runtime, network)
     version_steps = (step for step in runtime.done if step.command == "VERSION" and not step.error)
-    unsupporting = [step.kind for step in version_steps if not _supports(step.result, network)]
+    unsupporting = [step.kind for step in version_steps if network.version not in supported_versions(step.result)]
     if not context.out.as_json:
         for kind in unsupporting:
             context.out.print(Cell(f"{kind} does not support cniVersion {network.version}", "bad"))
@@ -64,10 +60,6 @@ def _run_status(context: Context, runtime: Runtime, network: Network) -> dict[st
         "unasked": list(without_status),
         "steps": [step.to_json() for step in runtime.done],
     }
-
-
-def _supports(answer: object, network: Network) -> bool:
-    return network.version in supported_versions(answer)
 
 
 def _status_arguments(parser: ArgumentParser) -> None:

@@ -1,8 +1,4 @@
-"""`podwire version`: the files of the plugins, and the CNI versions that they support.
-
-With --json it prints a list of {"plugin", "file", "versions", "program", "podwire"}, with "error" for one that cannot
-be used.
-"""
+"""`podwire version`: the files of the plugins, and the CNI versions that they support."""
 
 from __future__ import annotations
 
