@@ -38,10 +38,7 @@ is missing (bugreport)."""
 def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugins: Mapping[str, Plugin]) -> int:
     """Runs one command and returns the exit status (`Status`); usage errors and --help end in SystemExit."""
     top = build_parser()
-    options, unknown = top.parse_known_args(arguments)
-    if unknown:
-        used: argparse.ArgumentParser = getattr(options, "parser", top)
-        used.error(one_line(f"unrecognized: {' '.join(unknown)}{_guess(used, unknown)}; see {used.prog} --help"))
+    options = parse(top, arguments)
     command: Command | None = getattr(options, "command", None)
     if command is None or getattr(options, "subcommand", command) is None:
         getattr(options, "parser", top).print_help(sys.stderr)
@@ -71,9 +68,18 @@ def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugin
     return status
 
 
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Returns the options; a wrong command line ends in SystemExit, with a suggestion for an unknown option."""
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        used: argparse.ArgumentParser = getattr(options, "parser", parser)
+        used.error(one_line(f"unrecognized: {' '.join(unknown)}{_guess(used, unknown)}; see {used.prog} --help"))
+    return options
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole tool, with a subparser for each command."""
-    top = _Parser(
+    top = Parser(
         prog="podwire", description=_ABOUT, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     top.add_argument("--version", action="version", version=f"podwire {__version__}")
@@ -101,7 +107,7 @@ def get_width(env: Mapping[str, str], stdout: TextIO) -> int:
     return size and max(size, _LEAST_COLUMNS)  # a serial console may report 0
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Accepts no abbreviated options, which a new option could make ambiguous; suggests a word for a misspelt one."""
 
     def __init__(self, *args: Any, **options: Any) -> None:  # type: ignore[explicit-any]  # argparse's own arguments

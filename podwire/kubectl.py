@@ -11,21 +11,22 @@ from __future__ import annotations
 import os
 import sys
 import time
+from argparse import REMAINDER, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TextIO
 
 from cni import gojson
 from cni.errors import CniError, Code
 from cni.skel import Plugin
 from podwire import cli
-from podwire.command import Status, UsageError
+from podwire.command import Status
 from podwire.command_tree import command_tree, completions
 from podwire.lint.known import nearest
 from podwire.node.programs import find_program
 from podwire.output import Output, print_error
 from process import child, signals
 from process.signals import Terminated
+from process.stderr import one_line
 
 PLUGIN, COMPLETION = "kubectl-podwire", "kubectl_complete-podwire"
 # The commands that only read; `bugreport` would write its file in the pod.
@@ -40,42 +41,17 @@ _ENDED = ("Succeeded", "Failed")
 _NO_FILES = ":4"  # cobra's ShellCompDirectiveNoFileComp
 # The host's directories that the tool reads, at their own paths. New namespaces appear by mount propagation.
 _DIRECTORIES = {"net-d": "/etc/cni/net.d", "bin": "/opt/cni/bin", "state": "/var/lib/cni", "netns": "/run/netns"}
-_HELP = f"""\
-usage: kubectl podwire [--node NODE] [options] COMMAND ...
-
+_ABOUT = """\
 Runs a command of podwire on this machine or, with --node, on a node of the cluster: kubectl creates a pod there with
-the host's network, processes and directories, prints the command's output, and deletes the pod.
-
-commands: {", ".join(COMMANDS)}
-
-  --node NODE       the node, as `kubectl get nodes` prints it
-  --image IMAGE     the pod's image, of which nothing is used (${IMAGE_VARIABLE}, or {IMAGE})
-  --podwire PATH    the tool on the node ({_PROGRAM})
-  --namespace NAME  the namespace of the pod ({_NAMESPACE})
-  --context, --kubeconfig, --cluster, --user
-                    kubectl's own options
-
+the host's network, processes and directories, prints the command's output, and deletes the pod."""
+_EPILOG = """\
 The pod is privileged, and has the rights of root on the node: it needs the right to create such pods in the namespace.
 Exit status: that of the command; 3 if it could not be run on the node.
 
 examples:
   kubectl podwire --node worker-1 doctor
-  kubectl podwire --node worker-1 show --wrong
-"""
-_VALUES = ("--node", "--image", "--namespace", "--podwire")
-_PASSED_ON = ("--context", "--kubeconfig", "--cluster", "--user")
-
-
-@dataclass
-class _Options:
-    """The options before the command, and the command with its arguments."""
-
-    node: str = ""
-    image: str = ""
-    podwire: str = _PROGRAM
-    namespace: str = _NAMESPACE
-    kubectl: list[str] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
+  kubectl podwire --node worker-1 show --wrong"""
+_PASSED_ON = ("context", "kubeconfig", "cluster", "user")
 
 
 def run(
@@ -85,27 +61,27 @@ def run(
     if name == COMPLETION:
         _complete(arguments, env, stdout)
         return Status.FINE
-    out = Output(stdout)
+    parser = _build_parser()
+    options = cli.parse(parser, arguments)
+    if options.help or not options.command:
+        parser.print_help(sys.stderr)
+        return Status.USAGE
+    if options.command not in COMMANDS:
+        likely = nearest(options.command, COMMANDS)
+        parser.error(one_line(f'there is no "{options.command}"' + (f'; did you mean "{likely}"?' if likely else "")))
+    if not options.node:
+        return cli.run([options.command, *options.words], env, stdout, plugins)
     try:
-        options = _parse(arguments)
-        if not options.words:
-            print(_HELP, file=sys.stderr, end="")
-            return Status.USAGE
-        if not options.node:
-            return cli.run(options.words, env, stdout, plugins)
         signals.block()
         return _run_on_node(options, env, stdout)
-    except UsageError as error:
-        print_error(error, out)
-        return Status.USAGE
     except (CniError, OSError) as error:
-        print_error(error if isinstance(error, CniError) else CniError(Code.INTERNAL, str(error)), out)
+        print_error(error if isinstance(error, CniError) else CniError(Code.INTERNAL, str(error)), Output(stdout))
         return Status.FAILED
     except Terminated:
         return Status.FAILED
 
 
-def build_pod(name: str, options: _Options, env: Mapping[str, str], stdout: TextIO) -> dict[str, object]:
+def build_pod(name: str, options: Namespace, env: Mapping[str, str], stdout: TextIO) -> dict[str, object]:
     """Returns the manifest of the pod that runs the command."""
     mounts: list[dict[str, object]] = [
         {"name": volume, "mountPath": path, "readOnly": True, "mountPropagation": "HostToContainer"}
@@ -119,7 +95,7 @@ def build_pod(name: str, options: _Options, env: Mapping[str, str], stdout: Text
     container = {
         "name": "podwire",
         "image": options.image or env.get(IMAGE_VARIABLE) or IMAGE,
-        "command": [options.podwire, *options.words],
+        "command": [options.podwire, options.command, *options.words],
         "env": [{"name": cli.COLUMNS_VARIABLE, "value": str(columns)}] if columns else [],
         "securityContext": {"privileged": True},
         "volumeMounts": mounts,
@@ -141,36 +117,30 @@ def build_pod(name: str, options: _Options, env: Mapping[str, str], stdout: Text
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
 
-def _parse(arguments: Sequence[str]) -> _Options:
-    """Returns the options; raises UsageError."""
-    options = _Options()
-    words = list(arguments)
-    while words and words[0].startswith("-"):
-        name, equals, value = words.pop(0).partition("=")
-        if name in ("-h", "--help"):
-            return _Options()
-        if not equals:
-            if not words:
-                raise UsageError(Code.INVALID_ENVIRONMENT, f"{name} needs a value", "kubectl podwire --help")
-            value = words.pop(0)
-        if name in _PASSED_ON:
-            options.kubectl.append(f"{name}={value}")
-        elif name in _VALUES:
-            setattr(options, name.removeprefix("--"), value)
-        else:
-            raise UsageError(Code.INVALID_ENVIRONMENT, f"{name} is no option of kubectl podwire", _guess(name, _VALUES))
-    if words and words[0] not in COMMANDS:
-        raise UsageError(Code.INVALID_ENVIRONMENT, f'there is no command "{words[0]}"', _guess(words[0], COMMANDS))
-    options.words = words
-    return options
+def _build_parser() -> cli.Parser:
+    parser = cli.Parser(
+        prog="kubectl podwire",
+        usage="kubectl podwire [--node NODE] [options] COMMAND ...",
+        description=_ABOUT,
+        epilog=_EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
+        add_help=False,
+    )
+    parser.add_argument("command", metavar="COMMAND", nargs="?", help=", ".join(COMMANDS))
+    parser.add_argument("words", metavar="...", nargs=REMAINDER, help="the arguments of the command")
+    parser.add_argument("--node", metavar="NODE", help="the node, as `kubectl get nodes` prints it")
+    image = f"the pod's image, of which nothing is used (${IMAGE_VARIABLE}, or {IMAGE})"
+    parser.add_argument("--image", metavar="IMAGE", help=image)
+    parser.add_argument("--podwire", metavar="PATH", default=_PROGRAM, help=f"the tool on the node ({_PROGRAM})")
+    namespace = f"the namespace of the pod ({_NAMESPACE})"
+    parser.add_argument("--namespace", metavar="NAME", default=_NAMESPACE, help=namespace)
+    for name in _PASSED_ON:
+        parser.add_argument(f"--{name}", metavar="VALUE", help="kubectl's option")
+    parser.add_argument("-h", "--help", action="store_true", help="print this help")
+    return parser
 
 
-def _guess(word: str, words: Sequence[str]) -> str:
-    likely = nearest(word, words)
-    return f"did you mean {likely}?" if likely else "kubectl podwire --help"
-
-
-def _run_on_node(options: _Options, env: Mapping[str, str], stdout: TextIO) -> int:
+def _run_on_node(options: Namespace, env: Mapping[str, str], stdout: TextIO) -> int:
     """Creates the pod, waits for its end, prints its output, and deletes it whatever happens."""
     name = f"podwire-debug-{os.urandom(5).hex()}"
     try:
@@ -185,16 +155,16 @@ def _run_on_node(options: _Options, env: Mapping[str, str], stdout: TextIO) -> i
             _delete(name, options, env)
 
 
-def _delete(name: str, options: _Options, env: Mapping[str, str]) -> None:
+def _delete(name: str, options: Namespace, env: Mapping[str, str]) -> None:
     """Deletes the pod, or prints the command that does."""
     try:
         _kubectl(options, env, "delete", "pod", name, "--ignore-not-found", "--wait=false")
     except (CniError, OSError):
-        line = " ".join(["kubectl", *options.kubectl, f"--namespace={options.namespace}", "delete pod", name])
+        line = " ".join(["kubectl", *_passed_on(options), "delete pod", name])
         print(f"podwire: the pod may still be there: {line}", file=sys.stderr)
 
 
-def _wait(name: str, options: _Options, env: Mapping[str, str]) -> int:
+def _wait(name: str, options: Namespace, env: Mapping[str, str]) -> int:
     """Returns the exit status of the command; raises CniError if it does not start or does not end."""
     start = time.monotonic()
     while True:
@@ -225,12 +195,12 @@ def _status(pod: object) -> tuple[str, Mapping[str, object]]:
     return str(status.get("phase", "")), state if isinstance(state, dict) else {}
 
 
-def _kubectl(options: _Options, env: Mapping[str, str], *words: str, stdin: bytes = b"") -> bytes:
+def _kubectl(options: Namespace, env: Mapping[str, str], *words: str, stdin: bytes = b"") -> bytes:
     """Returns the output of kubectl; raises CniError with its message."""
     program = find_program("kubectl", env.get("PATH", ""))
     if not program:
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, "there is no kubectl on the PATH")
-    line = (program, *options.kubectl, f"--namespace={options.namespace}", *words)
+    line = (program, *_passed_on(options), *words)
     try:
         (outcome,) = child.run(child.Command(line, env, stdin, capture_stderr=True), limit_s=_CALL_S)
     except TimeoutError as error:
@@ -241,25 +211,26 @@ def _kubectl(options: _Options, env: Mapping[str, str], *words: str, stdin: byte
     return outcome.stdout
 
 
+def _passed_on(options: Namespace) -> list[str]:
+    """Returns kubectl's own options."""
+    values = {name: getattr(options, name) for name in (*_PASSED_ON, "namespace")}
+    return [f"--{name}={value}" for name, value in values.items() if value]
+
+
 def _complete(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO) -> None:
     """Prints the completions of the last word, and cobra's directive."""
-    *before, last = arguments or [""]
-    position = next((number for number, word in enumerate(before) if word in COMMANDS), None)
-    matching: list[str] = []
-    if position is not None:
-        words = [*before[position:], last]
-        matching = list(completions(command_tree(cli.build_parser()), words, {}))
-    elif before[-1:] == ["--node"]:
-        try:
-            names = _kubectl(_Options(), env, "get", "nodes", "-o", "name").decode().split()
-        except (CniError, OSError):
-            names = []
-        matching = [name.removeprefix("node/") for name in names]
-    elif before[-1:] and before[-1] in (*_VALUES, *_PASSED_ON):
-        matching = []
+    position = next((number for number, word in enumerate(arguments[:-1]) if word in COMMANDS), None)
+    if position is None:
+        tree = command_tree(_build_parser())
+        matching = completions(tree, arguments, {"NODE": lambda: _list_nodes(env), "COMMAND": lambda: COMMANDS})
     else:
-        matching = [*COMMANDS, *_VALUES, *_PASSED_ON] if last.startswith("-") else [*COMMANDS]
-    for word in matching:
-        if word.startswith(last):
-            print(word, file=stdout)
-    print(_NO_FILES, file=stdout)
+        matching = completions(command_tree(cli.build_parser()), arguments[position:], {})
+    print(*matching, _NO_FILES, sep="\n", file=stdout)
+
+
+def _list_nodes(env: Mapping[str, str]) -> list[str]:
+    try:
+        names = _kubectl(_build_parser().parse_args([]), env, "get", "nodes", "-o", "name").decode().split()
+    except (CniError, OSError):
+        return []
+    return [name.removeprefix("node/") for name in names]

@@ -175,7 +175,7 @@ def test_wrong_usage(kubectl_plugin: Plugin, tmp_path: Path):
     assert kubectl_plugin.run() == kubectl_plugin.run("--help")
     assert kubectl_plugin.run()[0] == 2
     assert "did you mean --node?" in kubectl_plugin.run("--nod", "x", "show")[1]
-    assert "did you mean doctor?" in kubectl_plugin.run("--node", "x", "docter")[1]
+    assert 'did you mean "doctor"?' in kubectl_plugin.run("--node", "x", "docter")[1]
     assert kubectl_plugin.run("--node")[0] == 2
     assert not (kubectl_plugin.state / "calls").exists()
     (kubectl_plugin.state / "kubectl").unlink()
