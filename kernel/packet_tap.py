@@ -151,8 +151,8 @@ class Sender(_Closing):
     It also receives the answers, as the namespace's programs would get them: after all translations and filters.
     """
 
-    def __init__(self, protocol: int, source: Address, token: int) -> None:
-        """Binds to the source address; raises OSError."""
+    def __init__(self, protocol: int, source: Address, token: int, device: str = "") -> None:
+        """Binds to the source address and to an interface, if one is named; raises OSError."""
         self._protocol, self._source, self._tokens = protocol, source, frozenset([token])
         family = socket.AF_INET if source.version == 4 else socket.AF_INET6
         self._socket = socket.socket(family, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
@@ -160,6 +160,8 @@ class Sender(_Closing):
             bpf.attach(self._socket, _raw_program(source.version, token))
             level, option = (0, _IP_MTU_DISCOVER) if source.version == 4 else (41, _IPV6_MTU_DISCOVER)
             self._socket.setsockopt(level, option, _PROBE)
+            if device:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
             self._socket.bind((str(source), 0))
         except BaseException:
             self._socket.close()

@@ -8,21 +8,20 @@ from __future__ import annotations
 import os
 import select
 import socket
-import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
 
 from kernel.netns import Netns, entered
+from kernel.packet_tap import ANSWER, PROTOCOLS, Probe, Sender, new_token
+from kernel.rtnl import wait_readable
 
 _WAIT_S = 1.0  # for one reply
 _TRIES = 4  # the first packet may be dropped while a neighbour is resolved or an address is verified
 _CONNECT_S = 5.0
 _STREAM_S = 30.0
 _CHUNK = b"\0" * 65536
-_ECHO = {4: (8, 0), 6: (128, 129)}  # ICMP types of request and reply (RFC 792, RFC 4443)
-_IPV4_HEADER = 4  # a raw IPv4 socket receives the header; its low half-byte is its length in words
 
 
 class LostError(Exception):
@@ -35,23 +34,19 @@ def ping(namespace: Netns, source: str, target: str, device: str = "") -> float:
     `source` is one of the namespace's addresses, for routes by source; `device`: the interface, for one in a VRF.
     """
     version = ip_address(target).version
-    family, protocol = (
-        (socket.AF_INET, socket.IPPROTO_ICMP) if version == 4 else (socket.AF_INET6, socket.IPPROTO_ICMPV6)
-    )
-    with entered(namespace):
-        probe = socket.socket(family, socket.SOCK_RAW, protocol)
-    with probe:
-        if device:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
-        probe.bind((source, 0))
-        for sequence in range(1, _TRIES + 1):
+    probe = Probe(PROTOCOLS[version], ip_address(source), os.getpid() & 0xFFFF, ip_address(target), port=0, token=0)
+    for _ in range(_TRIES):
+        marked = probe._replace(token=new_token(probe.protocol, probe.port))
+        with entered(namespace):
+            sender = Sender(probe.protocol, probe.source, marked.token, device)
+        with sender:
             start = time.perf_counter()
             try:
-                probe.sendto(_echo_request(version, sequence), (target, 0))
+                sender.send(marked)
             except OSError:  # no route yet, or the previous request found no neighbour
                 time.sleep(_WAIT_S / 10)
                 continue
-            if _await_reply(probe, version, sequence, start + _WAIT_S):
+            if _await_answer(sender, start + _WAIT_S):
                 return (time.perf_counter() - start) * 1000
     raise LostError(f"no reply from {target} to {_TRIES} echo requests of {source}")
 
@@ -116,22 +111,11 @@ def _connection(
             yield connecting, accepted
 
 
-def _echo_request(version: int, sequence: int) -> bytes:
-    kind = _ECHO[version][0]
-    body = struct.pack("!HH", os.getpid() & 0xFFFF, sequence) + b"podwire selftest"
-    checksum = _checksum(struct.pack("!BBH", kind, 0, 0) + body) if version == 4 else 0  # IPv6: the kernel's work
-    return struct.pack("!BBH", kind, 0, checksum) + body
-
-
-def _await_reply(probe: socket.socket, version: int, sequence: int, deadline: float) -> bool:
-    """Returns whether the reply to request `sequence` arrives until `deadline`."""
+def _await_answer(sender: Sender, deadline: float) -> bool:
+    """Returns whether the answer to the sender's request arrives until `deadline`."""
     while (left_s := deadline - time.perf_counter()) > 0:
-        if not _wait(probe, select.POLLIN, left_s):
-            return False
-        packet = probe.recv(2048)
-        reply = packet[(packet[0] & 15) * _IPV4_HEADER :] if version == 4 else packet
-        kind, _, _, identifier, number = struct.unpack_from("!BBHHH", reply)
-        if (kind, identifier, number) == (_ECHO[version][1], os.getpid() & 0xFFFF, sequence):
+        wait_readable([sender.fileno()], left_s)
+        if any(seen.kind == ANSWER for seen in sender.receive()):
             return True
     return False
 
@@ -140,10 +124,3 @@ def _wait(one: socket.socket, event: int, timeout_s: float) -> bool:
     news = select.poll()
     news.register(one, event)
     return any(seen & event for _, seen in news.poll(timeout_s * 1000))
-
-
-def _checksum(data: bytes) -> int:
-    """Returns the Internet checksum (RFC 1071) of an even number of bytes."""
-    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
-    total = (total >> 16) + (total & 0xFFFF)
-    return ~(total + (total >> 16)) & 0xFFFF

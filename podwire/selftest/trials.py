@@ -85,6 +85,7 @@ class Trial:
 
 def list_trials(*, ipv6: bool) -> list[Trial]:
     """Returns the trials; without `ipv6` the networks have IPv4 only."""
+    static = {"type": "static", "addresses": [{"address": "10.209.9.2/24"}]}
     return [
         Trial("loopback", ({"type": "loopback"},), _ping_itself, pods=1, ifname="lo"),
         *(_bridge(number, backend, ipv6) for number, backend in enumerate(_BACKENDS)),
@@ -95,9 +96,18 @@ def list_trials(*, ipv6: bool) -> list[Trial]:
         Trial("macvlan", (_child("macvlan", 4),), _ping_outer(4), prepare=_uplink(4)),
         Trial("ipvlan", (_child("ipvlan", 5),), _ping_outer(5), prepare=_uplink(5)),
         Trial("vlan", (_child("vlan", 6, vlanId=_VLAN),), _ping_outer(6), pods=1, prepare=_vlan_uplink),
-        Trial("host-device", (_device(7),), _ping_outer(7), pods=1, prepare=_uplink(7)),
-        Trial("dhcp", (_leased(8),), _ping_outer(8), pods=1, prepare=_dhcp_uplink, leaves=("pwdhcp0",)),
-        Trial("dummy", ({"type": "dummy", "ipam": _static(9)},), _ping_itself, pods=1),
+        Trial(
+            "host-device", (_child("host-device", 7, link_key="device"),), _ping_outer(7), pods=1, prepare=_uplink(7)
+        ),
+        Trial(
+            "dhcp",
+            ({"type": "bridge", "bridge": "pwdhcp0", "ipam": {"type": "dhcp"}},),
+            _ping_outer(8),
+            pods=1,
+            prepare=_dhcp_uplink,
+            leaves=("pwdhcp0",),
+        ),
+        Trial("dummy", ({"type": "dummy", "ipam": static},), _ping_itself, pods=1),
         Trial("tap", ({"type": "tap"},), pods=1),
     ]
 
@@ -185,16 +195,8 @@ def _routed(bridge: str, number: int, ipv6: bool) -> Config:
     }
 
 
-def _child(kind: str, number: int, **keys: object) -> Config:
-    return {"type": kind, "master": f"pwup{number}", **keys, "ipam": _ranges(number, ipv6=False, start=10)}
-
-
-def _device(number: int) -> Config:
-    return {"type": "host-device", "device": f"pwup{number}", "ipam": _ranges(number, ipv6=False, start=10)}
-
-
-def _leased(number: int) -> Config:
-    return {"type": "bridge", "bridge": "pwdhcp0", "ipam": {"type": "dhcp"}}
+def _child(kind: str, number: int, link_key: str = "master", **keys: object) -> Config:
+    return {"type": kind, link_key: f"pwup{number}", **keys, "ipam": _ranges(number, ipv6=False, start=10)}
 
 
 def _ranges(number: int, ipv6: bool, start: int = 0) -> Config:
@@ -204,10 +206,6 @@ def _ranges(number: int, ipv6: bool, start: int = 0) -> Config:
         first["rangeStart"] = f"10.209.{number}.{start}"
     ranges = [[first], *([[{"subnet": f"fd00:209:{number}::/64"}]] if ipv6 else [])]
     return {"type": "host-local", "ranges": ranges}
-
-
-def _static(number: int) -> Config:
-    return {"type": "static", "addresses": [{"address": f"10.209.{number}.2/24"}]}
 
 
 def _outer(number: int) -> str:
