@@ -136,7 +136,7 @@ def _check_value(table: _Table, path: str, node: Node, key: Key) -> None:
         _add_unknown_value(table.json_object, path, str(node.value), key)
     elif kind == LIST and key.of:
         for index, element in enumerate(node.elements or ()):
-            _check_element(table, f"{path}[{index}]", element, key)
+            _check_value(table, f"{path}[{index}]", element, Key(key.name, key.of, _of_element(key), key.keys))
     elif kind == OBJECT and key.of:
         for member in node.members or ():
             if _kind(member.node) != "null" and not _fits(_kind(member.node), key.of):
@@ -145,18 +145,9 @@ def _check_value(table: _Table, path: str, node: Node, key: Key) -> None:
         _check_object(table, path, node, key.keys)
 
 
-def _check_element(table: _Table, path: str, node: Node, key: Key) -> None:
-    """Checks an element of a list, or of a list in a list."""
-    kind = _kind(node)
-    if kind == "null":
-        return
-    if not _fits(kind, key.of):
-        _add_wrong_type(table.json_object, path, node, key.of)
-    elif kind == LIST:
-        for index, element in enumerate(node.elements or ()):
-            _check_element(table, f"{path}[{index}]", element, Key(key.name, key.kinds, (OBJECT,), key.keys))
-    elif kind == OBJECT:
-        _check_object(table, path, node, key.keys)
+def _of_element(key: Key) -> tuple[str, ...]:
+    """Returns the types that the elements of a list in a list have."""
+    return (OBJECT,) if LIST in key.of else ()
 
 
 def _check_repeated(root: JsonObject) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
@@ -132,11 +133,8 @@ def _line_starts(text: str) -> list[int]:
 
 
 def _position(lines: list[int], offset: int) -> Position:
-    low, high = 0, len(lines)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if lines[middle] <= offset else (low, middle)
-    return Position(low + 1, offset - lines[low] + 1)
+    line = bisect_right(lines, offset)
+    return Position(line, offset - lines[line - 1] + 1)
 
 
 def _find(node: Node, path: str) -> tuple[int, Node] | None:

@@ -14,6 +14,7 @@ from ipam.host_local import conf as host_local
 from ipam.host_local.ranges import Range, overlap
 from podwire.lint import settings
 from podwire.lint.entry import PluginEntry
+from podwire.output import plural
 
 _MAX_COMPARED = 10  # overlapping networks that are reported for one network
 _SMALL = 4  # a range with this many addresses or fewer is suspicious
@@ -44,9 +45,7 @@ def check(item: PluginEntry) -> tuple[Pool, ...]:
     pools = []
     for paths, range_set in zip(_paths(item), sets, strict=False):
         if range_set.size <= _SMALL:
-            number = (
-                "no address" if not range_set.size else f"{range_set.size} address{'' if range_set.size == 1 else 'es'}"
-            )
+            number = plural(range_set.size, "address") if range_set.size else "no address"
             hint = "each pod needs one; a /24 has 253"
             (item.note if range_set.size else item.error)(paths[0], f"{number} to allocate in {range_set}", hint)
         pools += [Pool(item, path, one) for path, one in zip(paths, range_set.ranges, strict=False)]
