@@ -5,7 +5,7 @@ One rule: an answer is parsed only here. A missing key, as in the answer of an o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_network
 
@@ -33,8 +33,7 @@ class LocalBlock:
 class LocalReport:
     """The report of this node: ID, name, the pool of each network, blocks.
 
-    `store_problem` is why the agent cannot read the store, "" if it can. `contact_s` is how long ago the store answered
-    the agent, None if it never did.
+    `contact_s` is how long ago the store answered the agent, None if it never did.
     """
 
     node: str
@@ -44,8 +43,6 @@ class LocalReport:
     blocks: tuple[LocalBlock, ...]
     contact_s: int | None
     problems: tuple[str, ...]
-    store_problem: str
-    document: Document
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,6 @@ class Node:
     instance: str
     epoch: str
     record_digest: str
-    blocks: int
     problem: str
 
 
@@ -171,8 +167,6 @@ def read_local_report(socket: str) -> LocalReport:
         blocks=tuple(map(_local_block, node.objects("blocks"))),
         contact_s=node.integer("contactSeconds"),
         problems=node.strings("problems"),
-        store_problem=fields.string("problem"),
-        document=document,
     )
 
 
@@ -186,7 +180,7 @@ def read_cluster(socket: str) -> Cluster:
         pools=tuple(map(_pool, fields.objects("pools"))),
         nodes=tuple(map(_node, fields.objects("nodes"))),
         blocks=tuple(map(_block, fields.objects("blocks"))),
-        findings=tuple(_findings(fields)),
+        findings=tuple(map(_finding, fields.objects("findings"))),
         document=document,
     )
 
@@ -226,7 +220,6 @@ def _node(fields: Fields) -> Node:
         instance=fields.string("instance"),
         epoch=fields.string("epoch"),
         record_digest=fields.string("record"),
-        blocks=fields.integer("blocks") or 0,
         problem=fields.string("problem"),
     )
 
@@ -246,9 +239,8 @@ def _block(fields: Fields) -> Block:
     )
 
 
-def _findings(fields: Fields) -> Iterator[Finding]:
-    for item in fields.objects("findings"):
-        yield Finding(item.string("kind"), item.string("object"), item.string("what"), item.string("fix"))
+def _finding(fields: Fields) -> Finding:
+    return Finding(fields.string("kind"), fields.string("object"), fields.string("what"), fields.string("fix"))
 
 
 def _network(fields: Fields, key: str) -> Network:
