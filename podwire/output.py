@@ -30,7 +30,7 @@ Text = str | Cell
 
 @dataclass(frozen=True)
 class Output:
-    """The output of a command; with `as_json` it prints one document with `print_json` and nothing else.
+    """The output of a command: lines and tables or, with `as_json`, only the document of `print_json`.
 
     `width` is that of the terminal, 0 for a file or a pipe, whose lines may have any length.
     """
@@ -42,17 +42,17 @@ class Output:
 
     def print(self, *texts: Text) -> None:
         """Prints texts as one line, separated by spaces."""
-        print(" ".join(self._shown(text) for text in texts).rstrip(), file=self.stream)
+        self._print_line(" ".join(self._shown(text) for text in texts).rstrip())
 
     def print_block(self, text: str) -> None:
         """Prints podwire's own text of several lines (a map, a man page) unchanged."""
-        print(text.rstrip("\n"), file=self.stream)
+        self._print_line(text.rstrip("\n"))
 
     def print_text(self, text: Text, indent: str = "") -> None:
         """Prints a text in lines of whole words that fit the terminal, the second and further ones indented."""
         cell = _escaped(text)
         for number, line in enumerate(wrap(cell.text, self.width and self.width - len(indent))):
-            print((indent if number else "") + self._shown(Cell(line, cell.style)), file=self.stream)
+            self._print_line((indent if number else "") + self._shown(Cell(line, cell.style)))
 
     def print_table(
         self,
@@ -70,7 +70,7 @@ class Output:
         escaped = [[_escaped(text) for text in row] for row in rows]
         layout = lay_out(headers, escaped, self.width, optional=optional, title=title, with_headers=with_headers)
         for line in layout.lines:
-            print("".join(self._shown(cell) + " " * spaces for cell, spaces in line).rstrip(), file=self.stream)
+            self._print_line("".join(self._shown(cell) + " " * spaces for cell, spaces in line).rstrip())
         return layout.left_out
 
     def print_json(self, value: object) -> None:
@@ -79,6 +79,10 @@ class Output:
         print(
             "\n".join(line if line.isprintable() else "".join(map(_in_json, line)) for line in lines), file=self.stream
         )
+
+    def _print_line(self, line: str) -> None:
+        if not self.as_json:
+            print(line, file=self.stream)
 
     def _shown(self, text: Text) -> str:
         cell = _escaped(text)

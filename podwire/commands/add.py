@@ -56,7 +56,7 @@ def _attach(context: Context, options: Namespace, network: Network, netns: str) 
     print_header(context, network, pod)
     result = network_list.add(runtime, network, pod)
     print_outcome(context, runtime, network, pod, result)
-    if runtime.failed and not context.out.as_json:
+    if runtime.failed:
         failed_dels = [step for step in runtime.done if step.command == "DEL" and step.error]
         remains = (
             "objects may remain: see the errors of DEL"
@@ -76,12 +76,11 @@ def _try_in_copy(context: Context, options: Namespace, network: Network, pod: Po
     result = dry_run.replaced(network_list.add(runtime, network, pod), copy, pod.netns)
     runtime.done = [dry_run.renamed(step, copy, pod.netns) for step in runtime.done]
     print_outcome(context, runtime, network, pod, result, missing=list(copy.missing))
-    if not context.out.as_json:
-        for text in copy.missing:
-            context.out.print(f"unknown: {text}")
-        context.out.print(
-            "Nothing was changed: the plugins ran in a copy of the host. The real ADD creates other MAC addresses."
-        )
+    for text in copy.missing:
+        context.out.print(f"unknown: {text}")
+    context.out.print(
+        "Nothing was changed: the plugins ran in a copy of the host. The real ADD creates other MAC addresses."
+    )
     return Status.WRONG if runtime.failed else Status.FINE
 
 

@@ -129,12 +129,11 @@ def find_known(context: Context, options: Namespace) -> CachedAttachment | None:
 
 
 def print_header(context: Context, network: Network, pod: Pod) -> None:
-    """Prints the attachment's network, container, interface and namespace; nothing with --json."""
-    if not context.out.as_json:
-        where = f" in {pod.netns}" if pod.netns else ""
-        context.out.print(
-            f"network {network.name}, container {pod.attachment.container_id}, {pod.attachment.ifname}{where}"
-        )
+    """Prints the attachment's network, container, interface and namespace."""
+    where = f" in {pod.netns}" if pod.netns else ""
+    context.out.print(
+        f"network {network.name}, container {pod.attachment.container_id}, {pod.attachment.ifname}{where}"
+    )
 
 
 def print_outcome(

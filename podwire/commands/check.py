@@ -46,7 +46,7 @@ def _check(context: Context, options: Namespace) -> Status:
     runtime = build_runtime(context, options)
     print_header(context, network, pod)
     network_list.check(runtime, network, pod, known.result)
-    if network.disable_check and not context.out.as_json:
+    if network.disable_check:
         context.out.print(f'nothing was checked: network "{network.name}" sets disableCheck')
     print_outcome(context, runtime, network, pod)
     return Status.WRONG if runtime.failed else Status.FINE

@@ -44,11 +44,11 @@ def _del(context: Context, options: Namespace) -> Status:
     with target.namespace_lock("" if options.dry_run else pod.netns):
         network_list.delete(runtime, network, pod, known.result if known else None)
     print_outcome(context, runtime, network, pod)
-    if not (known or context.out.as_json):
+    if not known:
         context.out.print(
             f"the cache has no such attachment ({options.cache_dir}/results): podwire show lists all attachments"
         )
-    if known and options.dry_run and not (runtime.failed or context.out.as_json):
+    if known and options.dry_run and not runtime.failed:
         context.out.print(f"{known.path} would be removed")
     return Status.WRONG if runtime.failed else Status.FINE
 

@@ -43,18 +43,16 @@ def _gc(context: Context, options: Namespace) -> Status:
     _print_counts(context, running, len(known) - len(gone), len(gone))
     if network.disable_gc:
         gone = []
-        if not context.out.as_json:
-            context.out.print("nothing was done: the network sets disableGC")
+        context.out.print("nothing was done: the network sets disableGC")
     deleted = []
     for one in gone:
         if not running_attachments.is_unchanged(one):
             continue
-        if not context.out.as_json:
-            context.out.print(f"container {one.attachment.container_id}, {one.attachment.ifname} of {one.netns}:")
+        context.out.print(f"container {one.attachment.container_id}, {one.attachment.ifname} of {one.netns}:")
         pod = Pod(one.attachment, one.netns, one.cni_args, one.capability_args)
         if network_list.delete(runtime, one.network or network, pod, one.result):
             deleted.append(one.attachment)
-            if options.dry_run and not context.out.as_json:
+            if options.dry_run:
                 context.out.print(f"{one.path} would be removed")
     released: list[str] = []
     if not network.disable_gc:
@@ -74,16 +72,13 @@ def _get_network(context: Context, options: Namespace) -> Network:
         network = attachments.get_network(options.cache_dir, options.network)
         if network is None:
             raise
-    if not context.out.as_json:
-        context.out.print(
-            f"{conf_dir(context, options)} has no network {network.name}: using the configuration in the cache"
-        )
+    context.out.print(
+        f"{conf_dir(context, options)} has no network {network.name}: using the configuration in the cache"
+    )
     return network
 
 
 def _print_counts(context: Context, running: RunningAttachments, number: int, gone: int) -> None:
-    if context.out.as_json:
-        return
     context.out.print(
         f"network {running.network}: {plural(number + gone, 'attachment')}: {number} running, {gone} no longer running"
     )
@@ -126,8 +121,6 @@ def _release_addresses(running: RunningAttachments, *, dry_run: bool) -> list[st
 def _print_plugins_without_gc(
     context: Context, network: Network, kinds: tuple[str, ...], released: list[str], *, dry_run: bool
 ) -> None:
-    if context.out.as_json:
-        return
     if kinds:
         context.out.print(f"GC was not run (cniVersion {network.version} has none): {', '.join(kinds)}")
     if released:

@@ -40,9 +40,8 @@ def set_pools(context: Context, options: Namespace) -> Status:
     lines = list(_difference(change.nested("before"), change.section("after")))
     if refusal := change.string("problem"):
         lines.append(f"~ {refusal}; its spec is replaced")
-    if not context.out.as_json:
-        for line in lines or ["the store has these pools already: nothing to change"]:
-            context.out.print(line)
+    for line in lines or ["the store has these pools already: nothing to change"]:
+        context.out.print(line)
     if lines and not options.yes:
         otherwise = f"podwire ipam pools --set {quote(options.set)} --yes"
         confirming.require("Change the pools of the cluster? [yes/no]", "yes", otherwise)
@@ -106,8 +105,7 @@ def reclaim(context: Context, options: Namespace) -> Status:
     entry = cluster.node(node)
     record = entry.record_digest if entry else next(block.owner_record_digest for block in blocks)
     line = f"podwire ipam reclaim --node {quote(options.node)} --powered-off"
-    if not context.out.as_json:
-        _print_plan(context, cluster, node, name)
+    _print_plan(context, cluster, node, name)
     local = read_local_report(options.socket)
     if node == local.node and (entry is None or entry.machine in ("", local.machine)):
         msg = f"{name or node} is this node, which is running"
@@ -156,18 +154,17 @@ def recover(context: Context, options: Namespace) -> Status:
     """Begins a new epoch after a restore of the store."""
     _require_confirmation_option(context, confirmed=options.yes, option="--yes")
     cluster = read_cluster(options.socket)
-    if not context.out.as_json:
-        context.out.print_block(_CLOSED)
-        names = " ".join(sorted(node.name or node.id for node in cluster.nodes)) or "none"
-        context.out.print(f"The restored store has {plural(len(cluster.nodes), 'node')}: {names}")
-        joined = " ".join(options.joined) or "none"
-        context.out.print(f"Nodes that joined after the backup (--joined, by ID): {joined}")
-        context.out.print(
-            "Every other node that may run must be in the backup. A node's ID is in its file /var/lib/podwire/node-id."
-        )
+    context.out.print_block(_CLOSED)
+    names = " ".join(sorted(node.name or node.id for node in cluster.nodes)) or "none"
+    context.out.print(f"The restored store has {plural(len(cluster.nodes), 'node')}: {names}")
+    context.out.print(f"Nodes that joined after the backup (--joined, by ID): {' '.join(options.joined) or 'none'}")
+    context.out.print(
+        "Every other node that may run must be in the backup. A node's ID is in its file /var/lib/podwire/node-id."
+    )
     if not options.yes:
+        joined = ["--joined", *options.joined] if options.joined else []
         question = "Is the store closed to all other agents, and are all nodes named? [yes/no]"
-        confirming.require(question, "yes", " ".join(["podwire ipam recover --yes", *_joined(options)]))
+        confirming.require(question, "yes", " ".join(["podwire ipam recover --yes", *joined]))
     answer = Fields(agent_socket.post(options.socket, "/pools/recover", {"joined": options.joined}))
     if context.out.as_json:
         context.out.print_json({"epoch": answer.string("epoch")})
@@ -176,10 +173,6 @@ def recover(context: Context, options: Namespace) -> Status:
         context.out.print("Start podwire-agent on all nodes. No node claims blocks before all have registered:")
         context.out.print("  podwire ipam verify --cluster")
     return Status.FINE
-
-
-def _joined(options: Namespace) -> list[str]:
-    return ["--joined", *options.joined] if options.joined else []
 
 
 def _require_confirmation_option(context: Context, *, confirmed: object, option: str) -> None:

@@ -134,7 +134,7 @@ def _run(context: Context, options: Namespace) -> Status:
 
 
 def _print_outcome(out: Output, outcome: Outcome, options: Namespace) -> None:
-    if out.as_json or (options.quiet and outcome.state not in _BAD):
+    if options.quiet and outcome.state not in _BAD:
         return
     known = outcome.known
     container, ifname = known.attachment

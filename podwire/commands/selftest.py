@@ -30,8 +30,7 @@ def _run(context: Context, options: Namespace) -> Status:
     _require_executable()
     start = time.monotonic()
     described = {"podwire": __version__, **facts.read_facts()}
-    if not context.out.as_json:
-        _print_facts(context.out, described)
+    _print_facts(context.out, described)
     modules, before, origin = facts.list_modules(), machine_state.read_state(), Origin()
     try:
         reports = _run_trials(context, Node.enter(("podwire", *context.plugins)))
@@ -67,8 +66,7 @@ def _run_trials(context: Context, node: Node) -> list[Report]:
     for trial in list_trials(ipv6=node.has_ipv6):
         report = run.run(trial, node)
         reports.append(report)
-        if not context.out.as_json:
-            _print_report(context.out, report)
+        _print_report(context.out, report)
     return reports
 
 

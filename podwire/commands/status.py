@@ -27,9 +27,8 @@ def _status(context: Context, options: Namespace) -> Status:
             reports.append(_run_status(context, runtime, file.network))
         elif file.problem:
             reports.append({"path": file.path, "problem": file.problem.msg})
-            if not context.out.as_json:
-                context.out.print(Cell(f"{file.path}: {file.problem.msg}", "bad"))
-                context.out.print(f"  {file.problem.details}" if file.problem.details else "")
+            context.out.print(Cell(f"{file.path}: {file.problem.msg}", "bad"))
+            context.out.print(f"  {file.problem.details}" if file.problem.details else "")
     if context.out.as_json:
         context.out.print_json({"networks": reports})
     elif not files:
@@ -41,17 +40,15 @@ def _status(context: Context, options: Namespace) -> Status:
 def _run_status(context: Context, runtime: Runtime, network: Network) -> dict[str, object]:
     """Runs STATUS of one network's plugins, VERSION of those without STATUS; returns the JSON report."""
     runtime.done.clear()
-    if not context.out.as_json:
-        context.out.print(Cell(f"network {network.name}", "bold"), f"cniVersion {network.version}", network.path)
+    context.out.print(Cell(f"network {network.name}", "bold"), f"cniVersion {network.version}", network.path)
     without_status = network_list.status(runtime, network)
     version_steps = (step for step in runtime.done if step.command == "VERSION" and not step.error)
     unsupporting = [step.kind for step in version_steps if network.version not in supported_versions(step.result)]
-    if not context.out.as_json:
-        for kind in unsupporting:
-            context.out.print(Cell(f"{kind} does not support cniVersion {network.version}", "bad"))
-        if without_status and not unsupporting:
-            reason = f"STATUS was not run, as cniVersion {network.version} does not have it"
-            context.out.print(f"  {reason}: {', '.join(without_status)}")
+    for kind in unsupporting:
+        context.out.print(Cell(f"{kind} does not support cniVersion {network.version}", "bad"))
+    if without_status and not unsupporting:
+        reason = f"STATUS was not run, as cniVersion {network.version} does not have it"
+        context.out.print(f"  {reason}: {', '.join(without_status)}")
     return {
         "network": network.name,
         "path": network.path,

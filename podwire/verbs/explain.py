@@ -44,8 +44,6 @@ def execute_with_log(call: Call) -> Step:
 def print_explained(out: Output, done: Step) -> None:
     """Prints a step and the log lines of its plugin."""
     printing.print_step(out, done)
-    if out.as_json:
-        return
     for line in done.account:
         for text in format_line({key: value for key, value in line.items() if key not in _IN_HEADER}):
             out.print(f"    {text}")

@@ -17,9 +17,7 @@ _NAME_WIDTH = 12
 
 
 def print_step(out: Output, step: Step) -> None:
-    """Prints the line of one step, with its hint and stderr below; nothing with --json."""
-    if out.as_json:
-        return
+    """Prints the line of one step, with its hint and stderr below."""
     end = Cell("ok", "good") if step.error is None else Cell(f"error: {step.error.msg}", "bad")
     out.print(step.kind.ljust(_NAME_WIDTH), step.command.ljust(6), f"{step.ms:8.1f} ms ", end)
     if step.error and step.error.details:
@@ -29,9 +27,7 @@ def print_step(out: Output, step: Step) -> None:
 
 
 def print_plan(out: Output, step: Step) -> None:
-    """Prints what one step would change; nothing with --json."""
-    if out.as_json:
-        return
+    """Prints what one step would change."""
     known = step.changes is not None or step.error
     nothing = " change nothing" if step.changes == () and not step.error else ":"
     if known:
