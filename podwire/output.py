@@ -74,11 +74,9 @@ class Output:
         return layout.left_out
 
     def print_json(self, value: object) -> None:
-        """Prints the document; characters that are not printable are escaped as in JSON."""
-        lines = gojson.dumps(value, indent=2).split("\n")
-        print(
-            "\n".join(line if line.isprintable() else "".join(map(_in_json, line)) for line in lines), file=self.stream
-        )
+        """Prints the document, with --json only; characters that are not printable are escaped as in JSON."""
+        for line in gojson.dumps(value, indent=2).split("\n") if self.as_json else ():
+            print(line if line.isprintable() else "".join(map(_in_json, line)), file=self.stream)
 
     def _print_line(self, line: str) -> None:
         if not self.as_json:

@@ -146,10 +146,8 @@ def print_outcome(
     missing: list[str] | None = None,
 ) -> None:
     """Prints the result, with --json the whole document."""
-    if not context.out.as_json:
-        if result is not None:
-            printing.print_result(context.out, result, network)
-        return
+    if result is not None:
+        printing.print_result(context.out, result, network)
     body: dict[str, object] = {
         "network": network.name,
         "containerID": pod.attachment.container_id,

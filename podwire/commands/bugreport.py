@@ -78,10 +78,8 @@ def _run(context: Context, options: Namespace) -> Status:
     archive.write(path, archive.build_tar(directory, contents, int(time.time())), context.env)
     context.progress.clear()
     size = os.stat(path).st_size
-    if context.out.as_json:
-        context.out.print_json({"file": path, "bytes": size, **report})
-    else:
-        _print(context, path, size, collected, redaction.left_out)
+    context.out.print_json({"file": path, "bytes": size, **report})
+    _print(context, path, size, collected, redaction.left_out)
     return Status.INCOMPLETE if failed else Status.FINE
 
 

@@ -7,7 +7,7 @@ for the addresses of a cluster are in ipam_cluster_options.py.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace, _SubParsersAction
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from cni.errors import CniError, Code
 from podwire.command import Command, Context, Status, UsageError, add_json, add_parser, exit_status, require_root
@@ -105,10 +105,8 @@ def _list(context: Context, options: Namespace) -> Status:
     items, unseen = list(reservations.entries(snapshot, options.network)), _unseen(snapshot, options.network)
     leases, unreadable = dhcp_leases.read_leases(_dhcp_directories(snapshot), options.network)
     unseen += [f"the DHCP lease in {item.path}: {item.problem}" for item in unreadable]
-    if context.out.as_json:
-        documents = [line.to_json() for line in items]
-        context.out.print_json(documents + [lease.to_json(_pod(snapshot, lease)) for lease in leases])
-        return exit_status(wrong=False, complete=not unseen)
+    documents = [line.to_json() for line in items]
+    context.out.print_json(documents + [lease.to_json(_pod(snapshot, lease)) for lease in leases])
     if items := [line for line in items if line.state is not ReservationState.LAST]:
         headers = ("ADDRESS", "NETWORK", "CONTAINER", "INTERFACE", "POD", "SINCE", "STATE")
         context.out.print_table(headers, [_row(line) for line in items])
@@ -168,11 +166,9 @@ def _verify(context: Context, options: Namespace) -> Status:
         again = reservations.findings(snapshot, options.network)
         items = [item for item in again if (item.kind, item.network, item.address) in before]
     unseen = _unseen(snapshot, options.network)
-    if context.out.as_json:
-        document = {"findings": [item.to_json() for item in items], "unseen": unseen}
-        context.out.print_json({"complete": not unseen, **document})
-    else:
-        _print(context, snapshot, items, unseen, options.network)
+    document = {"findings": [item.to_json() for item in items], "unseen": unseen}
+    context.out.print_json({"complete": not unseen, **document})
+    _print(context, snapshot, items, unseen, options.network)
     return exit_status(wrong=bool(items), complete=not unseen)
 
 
@@ -202,16 +198,13 @@ def _free(context: Context, options: Namespace) -> Status:
     snapshot = read_snapshot(where, network, rules=False)
     chosen = _chosen(snapshot, options, network)
     results = list(release.release(snapshot, chosen, where.cache_dir, force=options.force))
-    if context.out.as_json:
-        freed = [item.to_json() for item in results if not item.reason]
-        context.out.print_json({"freed": freed, "kept": [item.to_json() for item in results if item.reason]})
-    else:
-        _print_outcomes(context, results, where)
+    freed = [item.to_json() for item in results if not item.reason]
+    context.out.print_json({"freed": freed, "kept": [item.to_json() for item in results if item.reason]})
+    _print_outcomes(context, results, where)
     return Status.WRONG if any(item.reason for item in results) else Status.FINE
 
 
-def _print_outcomes(context: Context, results: Iterable[Outcome], where: Directories) -> None:
-    results = list(results)
+def _print_outcomes(context: Context, results: list[Outcome], where: Directories) -> None:
     for item in results:
         attachment = item.item.attachment
         owner = " ".join(filter(None, attachment)) or "no container"

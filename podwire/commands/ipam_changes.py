@@ -48,9 +48,8 @@ def set_pools(context: Context, options: Namespace) -> Status:
     if lines:
         request["current"] = change.string("current")
         agent_socket.post(options.socket, "/pools/space", request)
-    if context.out.as_json:
-        context.out.print_json({"before": change.raw("before"), "after": change.raw("after"), "difference": lines})
-    elif lines:
+    context.out.print_json({"before": change.raw("before"), "after": change.raw("after"), "difference": lines})
+    if lines:
         context.out.print(Cell("changed", "good"))
     return Status.FINE
 
@@ -111,11 +110,9 @@ def reclaim(context: Context, options: Namespace) -> Status:
         msg = f"{name or node} is this node, which is running"
         raise CniError(Code.INVALID_ENVIRONMENT, msg, "run the command on another node")
     if not options.powered_off:
-        if context.out.as_json:
-            names = [str(block.block) for block in blocks]
-            context.out.print_json({"node": node, "name": name, "record": record, "blocks": names})
-        else:
-            context.out.print("Nothing was changed. Only while the machine is off:", Cell(line, "bold"))
+        names = [str(block.block) for block in blocks]
+        context.out.print_json({"node": node, "name": name, "record": record, "blocks": names})
+        context.out.print("Nothing was changed. Only while the machine is off:", Cell(line, "bold"))
         return Status.FINE
     _require_confirmation_option(context, confirmed=options.record, option=f"--record {record}")
     if options.record is None:
@@ -141,12 +138,10 @@ def _print_plan(context: Context, cluster: Cluster, node: str, name: str) -> Non
 
 def _print_reclaimed(context: Context, answer: Fields, document: Mapping[str, object]) -> Status:
     freed, problem = answer.strings("freed"), answer.string("problem")
-    if context.out.as_json:
-        context.out.print_json(document)
-    else:
-        context.out.print(Cell(f"declared dead; {plural(len(freed), 'block')} free", "good"), *freed)
-        if problem:
-            context.out.print(Cell(problem, "bad"))
+    context.out.print_json(document)
+    context.out.print(Cell(f"declared dead; {plural(len(freed), 'block')} free", "good"), *freed)
+    if problem:
+        context.out.print(Cell(problem, "bad"))
     return Status.WRONG if problem else Status.FINE
 
 
@@ -166,12 +161,10 @@ def recover(context: Context, options: Namespace) -> Status:
         question = "Is the store closed to all other agents, and are all nodes named? [yes/no]"
         confirming.require(question, "yes", " ".join(["podwire ipam recover --yes", *joined]))
     answer = Fields(agent_socket.post(options.socket, "/pools/recover", {"joined": options.joined}))
-    if context.out.as_json:
-        context.out.print_json({"epoch": answer.string("epoch")})
-    else:
-        context.out.print(Cell(f"epoch {answer.string('epoch')} has begun", "good"))
-        context.out.print("Start podwire-agent on all nodes. No node claims blocks before all have registered:")
-        context.out.print("  podwire ipam verify --cluster")
+    context.out.print_json({"epoch": answer.string("epoch")})
+    context.out.print(Cell(f"epoch {answer.string('epoch')} has begun", "good"))
+    context.out.print("Start podwire-agent on all nodes. No node claims blocks before all have registered:")
+    context.out.print("  podwire ipam verify --cluster")
     return Status.FINE
 
 

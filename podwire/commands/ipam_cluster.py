@@ -37,9 +37,7 @@ def add_socket(parser: ArgumentParser) -> None:
 def pools(context: Context, options: Namespace) -> Status:
     """Prints the pools with their numbers."""
     cluster = read_cluster(options.socket)
-    if context.out.as_json:
-        context.out.print_json({key: cluster.document.get(key) for key in ("space", "pools", "nodes")})
-        return Status.FINE
+    context.out.print_json({key: cluster.document.get(key) for key in ("space", "pools", "nodes")})
     if not cluster.pools:
         context.out.print("the store has no pools; to create them: podwire ipam pools --set FILE")
         return Status.FINE
@@ -73,12 +71,11 @@ def blocks(context: Context, options: Namespace) -> Status:
     chosen = [
         block for block in cluster.blocks if owner in ("", block.owner) and options.pool in ("", None, block.pool)
     ]
-    if context.out.as_json:
-        texts = {str(block.block) for block in chosen}
-        listed = cluster.document.get("blocks")
-        items = [item for item in listed if item.get("block") in texts] if isinstance(listed, list) else []
-        context.out.print_json({"blocks": items, "nodes": cluster.document.get("nodes")})
-    elif chosen:
+    texts = {str(block.block) for block in chosen}
+    listed = cluster.document.get("blocks")
+    items = [item for item in listed if item.get("block") in texts] if isinstance(listed, list) else []
+    context.out.print_json({"blocks": items, "nodes": cluster.document.get("nodes")})
+    if chosen:
         titles = ("BLOCK", "POOL", "NODE", "NODE ID", "GENERATION", "SINCE", "STATE")
         context.out.print_table(titles, [_row(block, cluster) for block in chosen])
     else:
@@ -130,11 +127,9 @@ def who(context: Context, options: Namespace) -> Status:
         entry = next((item for item in reservations.entries(snapshot) if _is_of(item, address, networks)), None)
         unseen += [] if entry else snapshot.records.unread
     document |= {"isThisNode": is_here, "reservation": entry.to_json() if entry else None}
-    if context.out.as_json:
-        context.out.print_json({**document, "unseen": unseen})
-    else:
-        _print_who(context, document, owned, entry)
-        print_unseen(context, unseen)
+    context.out.print_json({**document, "unseen": unseen})
+    _print_who(context, document, owned, entry)
+    print_unseen(context, unseen)
     return exit_status(wrong=False, complete=not unseen)
 
 
@@ -197,19 +192,17 @@ def explain(context: Context, options: Namespace) -> Status:
             raise StoreError(Code.TRY_AGAIN_LATER, problem, f"run it on node {options.node}: podwire ipam why")
         node, name = find_node(cluster, options.node)
     answer = why.explain(node, name, local, cluster, problem)
-    if context.out.as_json:
-        context.out.print_json(
-            {
-                "node": answer.node,
-                "name": answer.name,
-                "complete": not answer.unseen,
-                "facts": answer.facts,
-                "reasons": [reason.to_json() for reason in answer.reasons],
-                "unseen": answer.unseen,
-            }
-        )
-    else:
-        _print_why(context, answer, is_here=node == local.node)
+    context.out.print_json(
+        {
+            "node": answer.node,
+            "name": answer.name,
+            "complete": not answer.unseen,
+            "facts": answer.facts,
+            "reasons": [reason.to_json() for reason in answer.reasons],
+            "unseen": answer.unseen,
+        }
+    )
+    _print_why(context, answer, is_here=node == local.node)
     return exit_status(wrong=bool(answer.reasons), complete=not answer.unseen)
 
 
@@ -237,10 +230,8 @@ def verify(context: Context, options: Namespace) -> Status:
         findings = [finding for finding in again if finding in findings]
     findings = [*cluster.findings, *findings]
     unseen = list(dict.fromkeys((*snapshot.records.unread, *snapshot.kernel.unseen))) if local.networks else []
-    if context.out.as_json:
-        items = [finding.to_json() for finding in findings]
-        context.out.print_json({"complete": not unseen, "findings": items, "unseen": unseen})
-        return exit_status(wrong=bool(findings), complete=not unseen)
+    items = [finding.to_json() for finding in findings]
+    context.out.print_json({"complete": not unseen, "findings": items, "unseen": unseen})
     for finding in findings:
         context.out.print(Cell(finding.text, "bad"))
         context.out.print("  fix:", finding.fix)

@@ -24,10 +24,8 @@ def _run(context: Context, options: Namespace) -> Status:
     linted = [_lint(path, context, places) for path in options.paths or [conf_dir(context, options)]]
     counts = Counter(finding.severity for one in linted for page in one.files for finding in page.findings)
     is_empty = any(one.is_directory and one.winner is None for one in linted)
-    if context.out.as_json:
-        _print_json(context, linted, counts)
-    else:
-        _print(context, linted, counts)
+    _print_json(context, linted, counts)
+    _print(context, linted, counts)
     counted = tuple(Severity) if options.strict else _BAD
     return Status.WRONG if is_empty or any(counts[severity] for severity in counted) else Status.FINE
 

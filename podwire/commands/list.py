@@ -9,10 +9,8 @@ from podwire.command import Command, Context, Status, add_json
 
 def _run(context: Context, options: Namespace) -> Status:
     names = sorted(context.plugins)
-    if context.out.as_json:
-        context.out.print_json(names)
-    else:
-        context.out.print_block("\n".join(names))
+    context.out.print_json(names)
+    context.out.print_block("\n".join(names))
     return Status.FINE
 
 

@@ -152,10 +152,8 @@ def _print_outcome(out: Output, outcome: Outcome, options: Namespace) -> None:
 
 def _sum_up(out: Output, outcomes: list[Outcome], unread: list[str], options: Namespace) -> None:
     counts = Counter(outcome.state for outcome in outcomes)
-    if out.as_json:
-        documents = [_as_json(outcome) for outcome in outcomes]
-        out.print_json({"attachments": documents, "counts": dict(sorted(counts.items())), "unread": unread})
-        return
+    documents = [_as_json(outcome) for outcome in outcomes]
+    out.print_json({"attachments": documents, "counts": dict(sorted(counts.items())), "unread": unread})
     for path in unread:
         out.print(Cell(f"cannot read {path}: its pod was not repaired; create the pod again", "bad"))
     if options.quiet:

@@ -46,10 +46,8 @@ def _run(context: Context, options: Namespace) -> Status:
         "passed": passed,
         "seconds": round(time.monotonic() - start, 1),
     }
-    if context.out.as_json:
-        context.out.print_json(document)
-    else:
-        _print_end(context.out, reports, document, differences)
+    context.out.print_json(document)
+    _print_end(context.out, reports, document, differences)
     return exit_status(wrong=not passed, complete=not differences)
 
 

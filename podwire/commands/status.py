@@ -29,9 +29,8 @@ def _status(context: Context, options: Namespace) -> Status:
             reports.append({"path": file.path, "problem": file.problem.msg})
             context.out.print(Cell(f"{file.path}: {file.problem.msg}", "bad"))
             context.out.print(f"  {file.problem.details}" if file.problem.details else "")
-    if context.out.as_json:
-        context.out.print_json({"networks": reports})
-    elif not files:
+    context.out.print_json({"networks": reports})
+    if not files:
         context.out.print(Cell(f"there is no network in {directory}", "bad"))
     fine = bool(files) and all(report.get("ready") for report in reports)
     return Status.FINE if fine else Status.WRONG

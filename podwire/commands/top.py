@@ -90,10 +90,8 @@ def _run(context: Context, options: Namespace) -> Status:
     time.sleep(options.interval)  # the length of the measurement
     rates, now = pods.measure()
     rates.sort(key=_SORT_KEYS[options.sort])
-    if out.as_json:
-        _print_json(rates, now, options.interval, out)
-    else:
-        _print(rates, now, out)
+    _print_json(rates, now, options.interval, out)
+    _print(rates, now, out)
     return Status.FINE
 
 

@@ -22,11 +22,8 @@ def _version(context: Context, options: Namespace) -> Status:
         hint = "name plugins: podwire version bridge host-local"
         raise CniError(Code.INVALID_NETWORK_CONFIG, f"there is no network in {conf_dir(context, options)}", hint)
     reports = [_inspect_plugin(context, name, path) for name in names]
-    if context.out.as_json:
-        context.out.print_json(reports)
-    else:
-        rows = [_row(report) for report in reports]
-        context.out.print_table(("PLUGIN", "FILE", "CNI VERSIONS", "PROGRAM"), rows)
+    context.out.print_json(reports)
+    context.out.print_table(("PLUGIN", "FILE", "CNI VERSIONS", "PROGRAM"), [_row(report) for report in reports])
     return Status.WRONG if any("error" in report for report in reports) else Status.FINE
 
 
