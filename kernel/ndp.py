@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 
+from kernel.checksum import compute_checksum
+
 ETH_P_IPV6 = 0x86DD  # linux/if_ether.h
 _ICMP6, _HOP_LIMIT, _SOLICITATION, _ADVERTISEMENT = 58, 255, 135, 136
 _HEADER_BYTES, _TARGET_OFFSET, _TARGET_LINK_ADDRESS = 40, 8, 2
@@ -24,7 +26,7 @@ def _solicitation(sender: bytes, address: bytes, option: bytes) -> bytes:
     body = struct.pack(">BBHI", _SOLICITATION, 0, 0, 0) + address + option
     destination = solicited_node(address)
     pseudo = sender + destination + struct.pack(">II", len(body), _ICMP6)
-    checksum = _checksum(pseudo + body)
+    checksum = compute_checksum(pseudo + body)
     body = body[:2] + checksum.to_bytes(2, "big") + body[4:]
     return struct.pack(">IHBB", 6 << 28, len(body), _ICMP6, _HOP_LIMIT) + sender + destination + body
 
@@ -48,10 +50,3 @@ def find_owner(packet: bytes, address: bytes) -> bytes | None:
     if target != address or len(option) < 8 or option[0] != _TARGET_LINK_ADDRESS:
         return None
     return option[2:8]
-
-
-def _checksum(data: bytes) -> int:
-    total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF

@@ -23,6 +23,7 @@ from typing import NamedTuple, Self
 from cni.address import Address
 from kernel import bpf
 from kernel.bpf import Instruction
+from kernel.checksum import compute_checksum
 
 TCP, UDP, ICMP, ICMP6 = 6, 17, 1, 58
 PROTOCOLS = {4: ICMP, 6: ICMP6}  # of an echo, by IP version
@@ -203,22 +204,13 @@ def build_segment(probe: Probe) -> bytes:
     segment = struct.pack(">BBHHH", kind, 0, 0, probe.source_port, 1) + payload
     if probe.protocol == ICMP6:  # the kernel fills in the checksum
         return segment
-    return segment[:2] + _checksum(segment).to_bytes(2, "big") + segment[4:]
+    return segment[:2] + compute_checksum(segment).to_bytes(2, "big") + segment[4:]
 
 
 def _with_checksum(probe: Probe, segment: bytes, offset: int) -> bytes:
     pseudo = probe.source.packed + probe.destination.packed + struct.pack(">II", len(segment), probe.protocol)
-    checksum = _checksum(pseudo + segment) or 0xFFFF
+    checksum = compute_checksum(pseudo + segment) or 0xFFFF
     return segment[:offset] + checksum.to_bytes(2, "big") + segment[offset + 2 :]
-
-
-def _checksum(data: bytes) -> int:
-    """Returns the Internet checksum (RFC 1071)."""
-    data += bytes(len(data) % 2)
-    total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
 
 
 def _raw_program(version: int, token: int) -> list[Instruction]:

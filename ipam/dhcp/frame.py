@@ -12,6 +12,7 @@ import struct
 from ipaddress import IPv4Address, IPv6Address
 
 from ipam.dhcp.packet import Malformed
+from kernel.checksum import compute_checksum
 from process.values import dataclass
 
 ETHERTYPE_IPV4, ETHERTYPE_IPV6 = 0x0800, 0x86DD  # linux/if_ether.h
@@ -78,7 +79,7 @@ def build_udp4(
     udp = _udp(_pseudo_header4(source_ip, destination_ip), source_port, destination_port, payload)
     length = _IPV4.size + len(udp)
     fields = (0x45, 0, length, 0, _DONT_FRAGMENT, _TTL, _UDP)
-    checksum = _checksum(_IPV4.pack(*fields, 0, source_ip.packed, destination_ip.packed))
+    checksum = compute_checksum(_IPV4.pack(*fields, 0, source_ip.packed, destination_ip.packed))
     header = _IPV4.pack(*fields, checksum, source_ip.packed, destination_ip.packed)
     return _ETHERNET.pack(destination_mac, source_mac, ETHERTYPE_IPV4) + header + udp
 
@@ -95,7 +96,7 @@ def parse_udp4(frame: bytes, *, checksum_is_ready: bool = True) -> Datagram:
     header_bytes = (version & 15) * 4
     if version >> 4 != 4 or not _IPV4.size <= header_bytes <= length <= len(packet):
         raise Malformed("the version or a length of the IPv4 header is wrong")
-    if _checksum(packet[:header_bytes]):
+    if compute_checksum(packet[:header_bytes]):
         raise Malformed("the IPv4 checksum is wrong")
     if fragment & _FRAGMENT:
         raise Malformed("the packet is a fragment")
@@ -143,7 +144,7 @@ def build_icmp6(
     """Returns a frame with an ICMPv6 message, hop limit 255; `body` is everything after the checksum."""
     length = _ICMP6_HEADER.size + len(body)
     data = _ICMP6_HEADER.pack(message_type, code, 0) + body
-    checksum = _checksum(_pseudo_header6(source_ip, destination_ip, _ICMP6) + struct.pack("!I", length) + data)
+    checksum = compute_checksum(_pseudo_header6(source_ip, destination_ip, _ICMP6) + struct.pack("!I", length) + data)
     header = _ipv6_header(source_ip, destination_ip, length, _ICMP6, _ICMP6_HOP_LIMIT)
     message = _ICMP6_HEADER.pack(message_type, code, checksum) + body
     return _ETHERNET.pack(destination_mac, source_mac, ETHERTYPE_IPV6) + header + message
@@ -160,7 +161,7 @@ def parse_icmp6(frame: bytes, *, checksum_is_ready: bool = True) -> Icmp6:
     if len(data) < _ICMP6_HEADER.size:
         raise Malformed("the ICMPv6 header is truncated")
     pseudo_header = _pseudo_header6(source_ip, destination_ip, _ICMP6) + struct.pack("!I", len(data))
-    if checksum_is_ready and _checksum(pseudo_header + data):
+    if checksum_is_ready and compute_checksum(pseudo_header + data):
         raise Malformed("the ICMPv6 checksum is wrong")
     message_type, code, _ = _ICMP6_HEADER.unpack_from(data)
     return Icmp6(source_mac, source_ip, destination_ip, message_type, code, data[_ICMP6_HEADER.size :])
@@ -201,7 +202,7 @@ def _parse_udp(
         raise Malformed("the length of the UDP header is wrong")
     data = data[:length]
     is_verified = checksum_is_ready and not (is_optional and checksum == 0)
-    if is_verified and (checksum == 0 or _checksum(pseudo_header + struct.pack("!I", length) + data)):
+    if is_verified and (checksum == 0 or compute_checksum(pseudo_header + struct.pack("!I", length) + data)):
         raise Malformed("the UDP checksum is wrong")
     return (source_port, destination_port), data[_UDP_HEADER.size :]
 
@@ -209,7 +210,7 @@ def _parse_udp(
 def _udp(pseudo_header: bytes, source_port: int, destination_port: int, payload: bytes) -> bytes:
     """Returns a UDP header with its payload; a checksum of 0 is sent as 0xffff, since 0 means none."""
     fields = (source_port, destination_port, _UDP_HEADER.size + len(payload))
-    checksum = _checksum(pseudo_header + struct.pack("!I", fields[2]) + _UDP_HEADER.pack(*fields, 0) + payload)
+    checksum = compute_checksum(pseudo_header + struct.pack("!I", fields[2]) + _UDP_HEADER.pack(*fields, 0) + payload)
     return _UDP_HEADER.pack(*fields, checksum or 0xFFFF) + payload
 
 
@@ -225,13 +226,3 @@ def _pseudo_header4(source: IPv4Address, destination: IPv4Address) -> bytes:
 def _pseudo_header6(source: IPv6Address, destination: IPv6Address, protocol: int) -> bytes:
     """Returns the pseudo-header without the length, which follows; its order does not change the checksum."""
     return source.packed + destination.packed + struct.pack("!I", protocol)
-
-
-def _checksum(data: bytes) -> int:
-    """Returns the Internet checksum (RFC 1071); over data that contains its correct checksum it is 0.
-
-    The sum of the 16-bit words in one's complement is the whole number's remainder by 0xffff, since 0x10000 leaves 1.
-    """
-    if len(data) % 2:
-        data += b"\0"
-    return -int.from_bytes(data, "big") % 0xFFFF

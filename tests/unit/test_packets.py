@@ -16,6 +16,7 @@ from scapy.layers import inet
 from scapy.layers.dns import DNS
 
 from kernel import fib, ndp, packet_tap
+from kernel.checksum import compute_checksum
 from kernel.fib import FibRoute, FibRule
 from kernel.netfilter import nft_rule, nft_text
 from kernel.netfilter.nft import Rule
@@ -90,7 +91,7 @@ def test_checksum_is_right(protocol):
     """The sum of the pseudo header and the segment is zero, as a receiver verifies it (RFC 1071)."""
     segment = packet_tap.build_segment(Probe(protocol, SOURCE, 4444, DESTINATION, 80, TOKEN, 99))
     pseudo = SOURCE.packed + DESTINATION.packed + struct.pack(">II", len(segment), protocol)
-    assert packet_tap._checksum(pseudo + segment) == 0
+    assert compute_checksum(pseudo + segment) == 0
 
 
 @given(st.binary(max_size=200))
