@@ -11,7 +11,7 @@ import errno
 import os
 import socket as stdlib_socket
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import NamedTuple
 
 from _podwire import messages
@@ -122,14 +122,11 @@ class Tracer:
         self._events.close()
         self._rules.close()
 
-    def start(self, tuples: Iterable[Tuple], *, bridge: bool = True) -> None:
-        """Traces the packets of `tuples` from now on; with `bridge` also frames that are only bridged.
-
-        Raises KernelError.
-        """
+    def start(self, tuples: Iterable[Tuple]) -> None:
+        """Traces the packets of `tuples` from now on, also frames that are only bridged; raises KernelError."""
         self.stop()
         desired = list(tuples)
-        for family in (INET, BRIDGE) if bridge else (INET,):
+        for family in (INET, BRIDGE):
             table = Table(family, self._name)
             try:
                 self._add(table, desired)
@@ -172,14 +169,6 @@ class Tracer:
                     continue
                 events += _parse(data)
         return events
-
-
-@contextmanager
-def tracing(tuples: Iterable[Tuple]) -> Iterator[Tracer]:
-    """Traces the packets of `tuples` in the current namespace; raises KernelError."""
-    with Tracer() as tracer:
-        tracer.start(tuples)
-        yield tracer
 
 
 def delete_stale(socket: NftSocket) -> int:
