@@ -37,11 +37,12 @@ def legacy_program(version: int, table: str) -> str:
 
     Raises CniError if the table exists and the program is not installed: no other program lists its rules.
     """
-    name = f"{iptables.TOOLS[version]}-legacy"
-    if not iptables.has_legacy(version, table):
-        return ""
-    program = find_program(name)
-    if not program:
-        msg = f"{name} has rules in table {table}, but is not installed: the rules cannot be read"
-        raise CniError(Code.IO_FAILURE, msg, f"install the program {name}")
-    return program
+    return require_legacy_program(f"{iptables.TOOLS[version]}-legacy") if iptables.has_legacy(version, table) else ""
+
+
+def require_legacy_program(name: str) -> str:
+    """Returns the path of a program of iptables-legacy, which has rules; raises CniError if it is not installed."""
+    if program := find_program(name):
+        return program
+    msg = f"iptables-legacy has rules, but {name} is not installed: they cannot be read"
+    raise CniError(Code.IO_FAILURE, msg, f"install the program {name}")

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from cni.errors import CniError, Code
+from cni.errors import CniError
 from kernel.netfilter import iptables, nft, nft_text
 from kernel.netfilter.nft import Chain, Table
 from kernel.netfilter.nft_trace import ACCEPT, DROP, POLICY, QUEUE, RULE, Event
-from podwire.node.programs import find_program, get_output_lines
+from podwire.node.programs import get_output_lines, require_legacy_program
 from podwire.trace.owners import owner_of
 from podwire.trace.place import Place
 
@@ -108,10 +108,7 @@ def read_legacy(version: int) -> LegacyCounters | None:
     if not tables:
         return None
     name = f"{iptables.TOOLS[version]}-legacy"
-    program = find_program(f"{name}-save")
-    if not program:
-        msg = f"iptables-legacy has rules, but {name}-save is not installed: they cannot be read"
-        raise CniError(Code.IO_FAILURE, msg, f"install the program {name}-save")
+    program = require_legacy_program(f"{name}-save")
     counters = {}
     for table in tables:
         for line in get_output_lines(program, "-c", "-t", table):
