@@ -93,7 +93,15 @@ def list_cached(cache_dir: str, network: str = "") -> Iterator[CachedAttachment]
 def get_network(cache_dir: str, network: str) -> Network | None:
     """Returns the configuration that the newest attachment of a network had; None if there is none."""
     cached = [one for one in list_cached(cache_dir, network) if one.network]
-    return max(cached, key=_modified_ns).network if cached else None
+    return max(cached, key=age_key).network if cached else None
+
+
+def age_key(one: CachedAttachment) -> tuple[int, str]:
+    """Returns a key by which attachments are in the order of their ADDs."""
+    try:
+        return os.stat(one.path).st_mtime_ns, one.path
+    except OSError:
+        return 0, one.path
 
 
 def require_cache(cache_dir: str) -> None:
@@ -162,13 +170,6 @@ def _from_entry(entry: Entry) -> CachedAttachment:
         capability_args if isinstance(capability_args, dict) else {},
         entry.result,
     )
-
-
-def _modified_ns(one: CachedAttachment) -> int:
-    try:
-        return os.stat(one.path).st_mtime_ns
-    except OSError:
-        return 0
 
 
 def _network(entry: Entry) -> Network | None:

@@ -71,7 +71,7 @@ class Repairer:
         After one timeout on the packet filter's lock, the remaining attachments are not tried.
         """
         lock_timed_out = False
-        for path in [one.path for one in sorted(known, key=_age)]:
+        for path in [one.path for one in sorted(known, key=attachments.age_key)]:
             with unblocked():  # signals are delivered here, between two attachments
                 identity = _identity(path)
             fresh = attachments.read(path)
@@ -208,10 +208,3 @@ def _is_running(known: CachedAttachment) -> bool:
             return not namespace.is_current()
     except CniError:
         return False
-
-
-def _age(known: CachedAttachment) -> tuple[int, str]:
-    try:
-        return os.stat(known.path).st_mtime_ns, known.path
-    except OSError:
-        return 0, known.path
