@@ -8,14 +8,7 @@ from functools import partial
 from cni import skel
 from cni.conf import Attachment
 from podwire.attachments import CachedAttachment
-from podwire.command import (
-    Context,
-    add_bin_dir,
-    add_cache_dir,
-    add_conf_dir,
-    add_json,
-    bin_dirs,
-)
+from podwire.command import Context, add_bin_dir, add_cache_dir, add_conf_dir, add_json, bin_dirs
 from podwire.networks import Network
 from podwire.verbs import explain, printing, target
 from podwire.verbs.invoke import Pod, execute

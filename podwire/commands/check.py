@@ -6,13 +6,7 @@ from argparse import Namespace
 
 from cni.errors import CniError, Code
 from podwire import networks
-from podwire.command import (
-    Command,
-    Context,
-    Status,
-    conf_dir,
-    require_root,
-)
+from podwire.command import Command, Context, Status, conf_dir, require_root
 from podwire.commands.attachment_options import (
     JSON,
     KNOWN,

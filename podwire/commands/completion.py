@@ -93,10 +93,7 @@ def _namespaces() -> list[str]:
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "what",
-        metavar="SHELL",
-        choices=(*_SCRIPTS, "words"),
-        help="bash, zsh or fish; `words` is for their scripts",
+        "what", metavar="SHELL", choices=(*_SCRIPTS, "words"), help="bash, zsh or fish; `words` is for their scripts"
     )
     parser.add_argument("word", metavar="WORD", nargs=REMAINDER, help="the words of the command line so far, after --")
 

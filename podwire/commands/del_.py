@@ -6,14 +6,7 @@ from argparse import ArgumentParser, Namespace
 
 from cni.errors import Code
 from podwire import networks
-from podwire.command import (
-    Command,
-    Context,
-    Status,
-    UsageError,
-    conf_dir,
-    require_root,
-)
+from podwire.command import Command, Context, Status, UsageError, conf_dir, require_root
 from podwire.commands.attachment_options import (
     JSON,
     KNOWN,

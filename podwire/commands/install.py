@@ -26,14 +26,7 @@ from podwire.command import (
     add_conf_dir,
     conf_dir,
 )
-from podwire.installing import (
-    PACKAGE_FIX,
-    Directory,
-    Manifest,
-    filesystem_error,
-    is_packaged,
-    write_atomically,
-)
+from podwire.installing import PACKAGE_FIX, Directory, Manifest, filesystem_error, is_packaged, write_atomically
 from podwire.lint import positions
 from podwire.renumbering import Change
 from podwire.runtimes import Runtime

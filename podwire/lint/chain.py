@@ -71,11 +71,7 @@ def _check_known(item: PluginEntry, bin_dirs: Sequence[str]) -> None:
             where = ":".join(bin_dirs)
             # A name that contains a known one ("my-bridge") is not a misspelling of it.
             report = item.error if likely and likely not in name else item.warn
-            report(
-                path,
-                f'there is no plugin "{name}" in {where}',
-                hint or "install it, or set --bin-dir",
-            )
+            report(path, f'there is no plugin "{name}" in {where}', hint or "install it, or set --bin-dir")
         elif likely and not bin_dirs:
             report = item.warn if likely in name else item.error
             report(path, f'unknown plugin "{name}"', hint)

@@ -91,11 +91,7 @@ def _check_one(pool: Pool) -> None:
     if gateway.version == subnet.version == 6 and gateway.is_link_local:
         pass  # fe80::1: each link has these addresses, whatever its subnets
     elif gateway.version != subnet.version or gateway not in subnet:
-        item.warn(
-            key,
-            f"the gateway {gateway} is not in the subnet {subnet}",
-            "set one that pods can reach",
-        )
+        item.warn(key, f"the gateway {gateway} is not in the subnet {subnet}", "set one that pods can reach")
     elif gateway == subnet.network_address:
         item.warn(key, f"the gateway {gateway} is the address of the subnet itself", "use the next one")
     elif isinstance(subnet, IPv4Network) and gateway == subnet.broadcast_address:

@@ -151,10 +151,7 @@ class Snapshot:
     def _namespace_behind(self, names: Iterable[str]) -> NetworkNamespace | None:
         """Returns the namespace of the other end of the first of these host veths that has one."""
         veths = (self.kernel.by_name.get(name) for name in names)
-        return next(
-            (namespace for veth in veths if veth and (namespace := self.kernel.namespace_behind(veth))),
-            None,
-        )
+        return next((namespace for veth in veths if veth and (namespace := self.kernel.namespace_behind(veth))), None)
 
     def _interface_behind_veth(self, network: str, addresses: Iterable[Address]) -> tuple[NetworkNamespace | None, str]:
         """Returns the first container veth that has one of a network's addresses, (None, "") if there is none."""
