@@ -18,6 +18,7 @@ from cni.errors import CniError, Code
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule, Table
+from kernel.netfilter.nft_dry_run import dry_run
 from kernel.netfilter.nft_rule import RETURN
 from kernel.netfilter.nft_set import ADDRESS, Set, set_request
 from kernel.netfilter.owned import MASQUERADE, NFTABLES, REPAIR_HINT, OwnedRule
@@ -191,7 +192,7 @@ def _problem(socket: NftSocket, *set_requests: Request) -> str:
     rule = nft.rule_request(_CHECKS, nft_rule.masquerade())
     try:
         chains = nft.chain_request(_CHECKS), nft.chain_request(_POSTROUTING)
-        nft.dry_run(socket, nft.table_request(TABLE), *chains, *set_requests, rule)
+        dry_run(socket, nft.table_request(TABLE), *chains, *set_requests, rule)
     except KernelError as error:
         if error.errno == errno.EPERM:
             return str(error)

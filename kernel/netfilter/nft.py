@@ -174,14 +174,9 @@ def change(socket: NftSocket, *requests: Request, generation: int = 0, recorded:
     (ERESTART). The changes are logged, unless `recorded` is False: then the caller does so.
     """
     if not record.is_dry_run():
-        _send(socket, requests, commit=True, generation=generation)
+        send(socket, requests, generation=generation)
     if recorded and record.is_recording():
         record.change(*(request.describe() for request in requests))
-
-
-def dry_run(socket: NftSocket, *requests: Request) -> None:
-    """Makes the kernel validate requests without committing them; raises KernelError for the first refused one."""
-    _send(socket, requests, commit=False)
 
 
 def retry(attempt: Callable[[], Returned]) -> Returned:
@@ -382,8 +377,11 @@ def _read_request(
     )
 
 
-def _send(socket: NftSocket, requests: Sequence[Request], *, commit: bool, generation: int = 0) -> None:
-    """Sends a batch; only its last change requests an answer: one answer per change could overflow the buffer."""
+def send(socket: NftSocket, requests: Sequence[Request], *, commit: bool = True, generation: int = 0) -> None:
+    """Sends a transaction, which `change` and `nft_dry_run.dry_run` prepare; raises KernelError.
+
+    Only its last change requests an answer: one answer per change could overflow the buffer.
+    """
     if not requests:
         return
     values: dict[str, int] = {"subsystem": _SUBSYSTEM}

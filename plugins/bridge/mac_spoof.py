@@ -18,6 +18,7 @@ from cni.errors import CniError, internal
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_owner, nft_rule
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule, Table
+from kernel.netfilter.nft_dry_run import dry_run
 from kernel.netfilter.nft_rule import DROP, RETURN
 from kernel.netfilter.owned import REPAIR_HINT
 from kernel.rtnl import Request
@@ -115,7 +116,7 @@ def get_problem() -> str:
     """Returns why this kernel cannot check source addresses, "" if it can; validates a batch without committing it."""
     try:
         with nft.open_socket() as socket:
-            nft.dry_run(socket, nft.table_request(_TABLE), nft.chain_request(_PREROUTING))
+            dry_run(socket, nft.table_request(_TABLE), nft.chain_request(_PREROUTING))
     except KernelError as error:
         if error.errno == errno.EEXIST:
             return (

@@ -17,6 +17,7 @@ from kernel import link
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_set
 from kernel.netfilter.nft import Chain, NftSocket, Table
+from kernel.netfilter.nft_dry_run import dry_run
 from kernel.netfilter.nft_set import byte_filter, interface_key
 from kernel.rtnl import Request, Socket
 from plugins.firewall import nftables_check
@@ -201,7 +202,7 @@ def _problem(socket: NftSocket, bases: Iterable[BaseTable]) -> str:
     """
     for base in bases:
         try:
-            nft.dry_run(socket, *_table_requests(base))
+            dry_run(socket, *_table_requests(base))
         except KernelError as error:
             if error.errno == errno.EPERM:
                 return str(error)

@@ -15,6 +15,7 @@ from cni.errors import CniError, UnchangedError
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_owner, nft_rule
 from kernel.netfilter.nft import NftSocket
+from kernel.netfilter.nft_dry_run import dry_run
 from kernel.rtnl import Request
 from plugins.portmap import nftables_check, nftables_state
 from plugins.portmap import nftables_rules as rules
@@ -257,7 +258,7 @@ def _get_problem(socket: NftSocket, versions: Iterable[int]) -> str:
         requests = [nft.rule_request(chain, expressions) for chain, expressions in examples]
         requests.append(nft.rule_request(chains.masquerading, nft_rule.masquerade()))
         try:
-            nft.dry_run(socket, nft.table_request(chains.hostports.table), *map(nft.chain_request, chains), *requests)
+            dry_run(socket, nft.table_request(chains.hostports.table), *map(nft.chain_request, chains), *requests)
         except KernelError as error:
             if error.errno == errno.EPERM:
                 return str(error)

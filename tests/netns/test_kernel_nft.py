@@ -2,17 +2,22 @@
 
 import errno
 import os
+import struct
+from socket import AF_INET, AF_NETLINK, SOCK_DGRAM, SOCK_RAW, socket
 
 import pytest
 
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.nft import Chain, Hook, Table
+from kernel.netfilter.nft_dry_run import dry_run
 from kernel.rtnl import wait_readable
 from kernel.system import System
 from tests.support.netstate import nft_rules
 
 pytestmark = pytest.mark.needs("nft_nat")
+
+NETLINK_NETFILTER, NFQNL_MSG_CONFIG = 12, 3 << 8 | 2
 
 TABLE = Table(nft.INET, "t", "a table")
 CHAIN = Chain(TABLE, "c", comment="a chain")
@@ -80,14 +85,33 @@ def test_a_large_transaction(prepared):
 
 def test_a_dry_run_changes_nothing(netfilter, host):
     """The kernel validates the requests of a dry run, refuses invalid ones, and changes nothing."""
-    nft.dry_run(
-        netfilter, nft.table_request(TABLE), nft.chain_request(BASE), nft.rule_request(BASE, nft_rule.masquerade())
-    )
+    dry_run(netfilter, nft.table_request(TABLE), nft.chain_request(BASE), nft.rule_request(BASE, nft_rule.masquerade()))
     assert nft_rules(host) == []
     wrong = Chain(TABLE, "base", Hook("no-such-type", 4, 100))
     with pytest.raises(KernelError, match="add chain t base: no such file or directory"):
-        nft.dry_run(netfilter, nft.table_request(TABLE), nft.chain_request(wrong))
+        dry_run(netfilter, nft.table_request(TABLE), nft.chain_request(wrong))
     assert nft_rules(host) == []
+
+
+@pytest.mark.needs("iptables_nft_nat")
+def test_a_dry_run_discards_no_queued_packet(netfilter, host):
+    """Packets that wait for an intrusion prevention system (NFQUEUE) outlast a dry run of a table with hooks."""
+    host.run("iptables-nft", "-A", "OUTPUT", "-p", "udp", "--dport", "9", "-j", "NFQUEUE", "--queue-num", "9")
+    with (
+        host.entered(),
+        socket(AF_NETLINK, SOCK_RAW, NETLINK_NETFILTER) as queue,
+        socket(AF_INET, SOCK_DGRAM) as sender,
+    ):
+        queue.bind((0, 0))
+        for command in (b"\x08\0\x01\0\x01\0\0\0", b"\x09\0\x02\0\0\0\xff\xff\x02\0\0\0"):  # bind; copy packets
+            message = b"\0\0\0\x09" + command
+            queue.send(struct.pack("=IHHII", 16 + len(message), NFQNL_MSG_CONFIG, 5, 0, 0) + message)
+            assert struct.unpack_from("=i", queue.recv(4096), 16) == (0,)
+        sender.sendto(b"x", ("127.0.0.1", 9))
+        waiting = host.run("cat", "/proc/net/netfilter/nfnetlink_queue").split()[2]
+        dry_run(netfilter, nft.table_request(TABLE), nft.chain_request(BASE))
+        after = host.run("cat", "/proc/net/netfilter/nfnetlink_queue").split()[2]
+    assert (waiting, after) == ("1", "1")
 
 
 @pytest.mark.parametrize("filtering", [True, False])
