@@ -7,6 +7,7 @@ the pod's own addresses, contains. A route of the kernel or of the result is nev
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from cni.address import Address, Cidr, Network
 from kernel.fib import BY_KERNEL, LOCAL, UNICAST, FibRoute, packet_to
@@ -65,8 +66,8 @@ def _adjacent_addresses(network: Network) -> Iterator[Address]:
 def _peers(one: InspectedPod) -> list[Address]:
     """Returns the gateway and another pod of the network."""
     pod = one.pod
-    others = [each for each, owner in one.owners.items() if owner.item is pod.item and each not in pod.addresses]
-    return [*pod.gateways[:1], *others[:1]]
+    others = (each for each, owner in one.owners.items() if owner.item is pod.item and each not in pod.addresses)
+    return [*pod.gateways[:1], *islice(others, 1)]
 
 
 def _route(one: InspectedPod, link: Link, packet: Packet, gateway: Address, destination: Cidr) -> Iterator[Finding]:

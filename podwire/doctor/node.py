@@ -66,7 +66,7 @@ class Interface:
     vlans: bool = False
     is_container_veth_down: bool = False
 
-    @property
+    @cached_property
     def subnets(self) -> tuple[Subnet, ...]:
         """The subnets of its ranges."""
         return tuple(dict.fromkeys(item.subnet for range_set in self.sets for item in range_set.ranges))

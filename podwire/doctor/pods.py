@@ -6,7 +6,7 @@ This module only combines what `Node` has read.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from ipaddress import ip_address
 
 from cni.address import Address, parse_mac
@@ -46,7 +46,7 @@ class Pod:
         """The attachment in `Finding.objects`."""
         return attachment_key(self.attachment)
 
-    @property
+    @cached_property
     def mac_bytes(self) -> bytes | None:
         """The MAC address, None if the result has none."""
         try:

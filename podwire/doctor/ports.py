@@ -83,13 +83,12 @@ def _bridge(node: Node, bridge: Link, pods: list[Pod]) -> Iterator[Finding]:
         yield _STP.finding(
             bridge.name, text, Run(command), objects=(f"spanning tree of {bridge.name}",), severity=severity
         )
+    fixed = {(one.ifindex, one.mac) for one in node.forwarding if one.is_static}
     for pod in pods:
         veth = pod.host_veth
         port = node.link_settings.ports.get(veth.index) if veth else None
         if veth is not None and port is not None and veth.master == bridge.index:
-            is_fixed = any(
-                (one.ifindex, one.mac, one.is_static) == (veth.index, pod.mac_bytes, True) for one in node.forwarding
-            )
+            is_fixed = (veth.index, pod.mac_bytes) in fixed
             yield from _port(pod, veth, port, bridge, is_fixed=is_fixed)
     if settings is not None and settings.vlan_filtering:
         yield from _vlans(bridge, pods)

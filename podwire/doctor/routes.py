@@ -76,10 +76,11 @@ _UPLINK_DOWN = Fault(
 def _check(node: Node) -> Iterator[Finding]:
     pods = list_pods(node)
     findings: dict[tuple[str, str, str], Finding] = {}
+    firsts = {pod.item.network.name: pod for pod in reversed(pods)}
     for pod in pods:
         if pod.gate is None or not pod.gate.is_up or not pod.item.routed:
             continue
-        is_first = next(one for one in pods if one.item is pod.item) is pod
+        is_first = firsts[pod.item.network.name] is pod
         for address in pod.addresses:
             of_pod = [*_to_pod(node, pod, address)]
             of_pod += _from_pod(node, pod, address) if is_first or _names(node, address) else []

@@ -56,9 +56,13 @@ class Fib:
     def __init__(self, rules: list[FibRule], routes: list[FibRoute]) -> None:
         self.rules = sorted(rules, key=lambda rule: rule.priority)
         self.routes = routes
-        self._tables: dict[tuple[int, int], list[FibRoute]] = {}
+        # By IP version and table: by prefix length, the longest first, the best route of each prefix.
+        self._tables: dict[tuple[int, int], dict[int, dict[int, FibRoute]]] = {}
         for one in sorted(routes, key=lambda one: (-one.destination.prefixlen, one.metric)):
-            self._tables.setdefault((one.destination.version, one.table), []).append(one)
+            network = one.destination
+            by_length = self._tables.setdefault((network.version, one.table), {})
+            by_prefix = by_length.setdefault(network.prefixlen, {})
+            by_prefix.setdefault(_prefix(network.network_address, network.prefixlen), one)
 
     def look_up(self, packet: Packet) -> Choice:
         """Returns the route for a packet, or MARTIAN if it arrives with a source address of this host."""
@@ -115,9 +119,10 @@ class Fib:
         return Choice("")
 
     def _best(self, rule: FibRule, destination: Address) -> FibRoute | None:
-        for one in self._tables.get((destination.version, rule.table), ()):
-            if destination in one.destination and one.destination.prefixlen > rule.suppress_prefix:
-                return one
+        for length, by_prefix in self._tables.get((destination.version, rule.table), {}).items():
+            best = by_prefix.get(_prefix(destination, length))
+            if best is not None and length > rule.suppress_prefix:
+                return best
         return None
 
 
@@ -145,6 +150,11 @@ def without_source(packet: Packet) -> Packet:
     """Returns the packet as a program of the host would send it to the same destination."""
     of_host = fib.packet_to(packet.destination, protocol=packet.protocol, port=packet.port or 0)
     return replace(packet, source=of_host.source, iif="", mark=0)
+
+
+def _prefix(address: Address, length: int) -> int:
+    """Returns the first `length` bits of an address."""
+    return int(address) >> (address.max_prefixlen - length)
 
 
 def _matches(rule: FibRule, packet: Packet) -> bool:
