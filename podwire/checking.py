@@ -27,6 +27,7 @@ from ipam.host_local.store import Owners, Store, owner_of
 from podwire import attachments
 from podwire.attachments import CachedAttachment
 
+LIMIT_S = 120.0  # for all attachments of a node: a thousand take some ten seconds of a processor, more if it is busy
 NETNS_NOT_VISIBLE = "their network namespaces cannot be seen from here"
 
 
@@ -59,12 +60,23 @@ class Checker:
 
     def __init__(self, plugins: Mapping[str, Plugin], env: Mapping[str, str], path: tuple[str, ...]) -> None:
         self.plugins = plugins
-        self._env = env
+        self._env = dict(env)
         self._path = path
         self._owners: dict[str, Owners] = {}
+        self._verdicts: dict[str, Verdict] = {}
+        lockless = replace(HOST_LOCAL, cmd_check=partial(_check_reservation, self))
+        self._delegates = {**plugins, HOST_LOCAL.name: lockless}
 
     def check(self, one: CachedAttachment) -> Verdict:
-        """Runs CHECK of each plugin, up to a failure that is not about rules: later plugins depend on that plugin."""
+        """Runs CHECK of each plugin, up to a failure that is not about rules: later plugins depend on that plugin.
+
+        An attachment is checked once: another call returns the first verdict.
+        """
+        if one.path not in self._verdicts:
+            self._verdicts[one.path] = self._check(one)
+        return self._verdicts[one.path]
+
+    def _check(self, one: CachedAttachment) -> Verdict:
         skipped, unseen = _obstacle(one)
         if skipped or unseen:
             return Verdict(skipped=skipped, unseen=unseen)
@@ -116,9 +128,7 @@ class Checker:
         assert one.network is not None
         stdin = one.network.build_config(plugin, capability_args=one.capability_args, prev_result=one.result)
         args, conf = self.build_call("CHECK", one.attachment, stdin, known=one)
-        lockless = replace(HOST_LOCAL, cmd_check=partial(_check_reservation, self))
-        delegates: dict[str, Plugin] = {**self.plugins, HOST_LOCAL.name: lockless}
-        skel.run_verb(delegates[str(plugin["type"])], replace(args, delegates=delegates), conf)
+        skel.run_verb(self._delegates[str(plugin["type"])], replace(args, delegates=self._delegates), conf)
 
     def _lacks_only_rules(self, one: CachedAttachment, plugin: Mapping[str, object]) -> bool:
         """Returns whether only rules are missing; for an interface plugin, whether CHECK passes without ipMasq."""

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from cni import gojson
 from cni.errors import CniError, Code
 from podwire import logs
-from podwire.checking import Checker
 from podwire.command import Command, Context, Status, UsageError, add_bin_dir, bin_dirs
 from podwire.commands.show import add_places, places
 from podwire.doctor.checks import run_checks
@@ -58,9 +57,9 @@ def _run(context: Context, options: Namespace) -> Status:
 def _node(context: Context, options: Namespace) -> Iterator[Family]:
     directories, path = places(context, options), bin_dirs(context, options)
     context.progress.show("reading the node")
-    node, snapshot = inspect_snapshot(directories, Checker(context.plugins, context.env, path))
-    context.progress.show("checking the node")
     doctor = Node(context.plugins, context.env, directories.conf_dir, path, options.cache_dir, "", {})
+    node, snapshot = inspect_snapshot(directories, doctor.checker)
+    context.progress.show("checking the node")
     return node_metrics.families(node, snapshot, run_checks(doctor))
 
 

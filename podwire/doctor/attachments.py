@@ -15,13 +15,12 @@ from attachment.presence import Presence
 from plugins.portmap.pod_route import WrongRouteError
 from plugins.portmap.port_conflicts import ShadowedError
 from podwire.attachments import CachedAttachment
-from podwire.checking import NETNS_NOT_VISIBLE, Failure, Verdict
+from podwire.checking import LIMIT_S, NETNS_NOT_VISIBLE, Failure, Verdict
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Node
 from podwire.doctor.pods import attachment_key
 
 _GROUP = "attachments"
-_LIMIT_S = 4.0  # for all of them
 _MAX_REPORTED = 5  # attachments with one fault in one network; the rest is counted
 
 _LOST_RULES = Fault(
@@ -85,7 +84,7 @@ class _Tally:
 
 
 def _look(node: Node) -> Iterator[Finding]:
-    end = time.monotonic() + _LIMIT_S
+    end = time.monotonic() + LIMIT_S
     tally = _Tally()
     for one in node.running:
         verdict = Verdict(unseen="time was up") if time.monotonic() > end else _verdict(node, one)

@@ -16,6 +16,7 @@ from kernel.link import Link
 from kernel.netfilter.packet import ESTABLISHED, TCP, Packet
 from kernel.netfilter.ruleset import FAMILY_NAMES
 from kernel.netns import Netns
+from podwire.checking import LIMIT_S
 from podwire.doctor import interior_addresses, interior_links, interior_resolvers, interior_routes
 from podwire.doctor import interior_faults as faults
 from podwire.doctor.finding import UNSEEN, Check, Finding, Severity, ok_finding
@@ -29,7 +30,6 @@ from podwire.predictions.obstacles import ARP_OFF, PERHAPS, list_namespace_obsta
 from process.values import replace
 
 _GROUP = "pods"
-_LIMIT_S = 3.0
 _ANY_PORT = 80
 _ENDS = ("drop", "reject", "queue", "expire")
 
@@ -40,7 +40,7 @@ def _check(node: Node) -> Iterator[Finding]:
     for pod in pods:
         for address in pod.addresses:
             owners.setdefault(address, pod)
-    end, checked, unseen = time.monotonic() + _LIMIT_S, 0, 0
+    end, checked, unseen = time.monotonic() + LIMIT_S, 0, 0
     for pod in pods:
         if node.presence(pod.attachment) is not Presence.HERE or not pod.attachment.netns:
             continue
@@ -104,22 +104,23 @@ class _Inspection:
                 yield self._one.finding(faults.TRAFFIC, one.text, advice, causes=False, severity=severity)
 
     def _neighbours(self, link: Link) -> Iterator[Finding]:
-        macs = {
-            one: pod.mac_bytes
-            for one, pod in self._one.owners.items()
-            if pod.item is self._pod.item and pod is not self._pod
-        }
-        gate = self._pod.gate
-        if gate is not None and gate.mac:
-            macs |= dict.fromkeys(self._pod.gateways, gate.mac_bytes)
         for entry in self._interior.neighbours:
-            expected = macs.get(entry.address)
+            expected = self._expected_mac(entry.address)
             if entry.ifindex != link.index or not expected or not entry.mac or entry.mac == expected or entry.is_proxy:
                 continue
             text = f"it sends packets for {entry.address} to {format_mac(entry.mac)}, and not to {format_mac(expected)}"
             command = f"ip neigh del {entry.address} dev {quote(self._ifname)}"
             fix = duplicate_advice(self._node, self._pod, entry) or self._one.inner(command)
             yield self._one.finding(faults.NEIGHBOUR, text, fix, causes=False)
+
+    def _expected_mac(self, neighbour: Address) -> bytes | None:
+        """Returns the MAC address of the gateway, or of another pod of the network; None if it is unknown."""
+        gate = self._pod.gate
+        if gate is not None and gate.mac and neighbour in self._pod.gateways:
+            return gate.mac_bytes
+        owner = self._one.owners.get(neighbour)
+        is_other = owner is not None and owner is not self._pod and owner.item is self._pod.item
+        return owner.mac_bytes if owner is not None and is_other else None
 
     def _rules(self) -> Iterator[Finding]:
         rules = self._interior.ruleset

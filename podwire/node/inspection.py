@@ -12,7 +12,7 @@ from dataclasses import replace
 from cni.address import Cidr
 from kernel.link import IFF_LOOPBACK, Link
 from podwire import attachments, networks
-from podwire.checking import NETNS_NOT_VISIBLE, Checker, Verdict
+from podwire.checking import LIMIT_S, NETNS_NOT_VISIBLE, Checker, Verdict
 from podwire.networks import NetworkFile
 from podwire.node import links
 from podwire.node import records as records_module
@@ -28,7 +28,6 @@ Report = Callable[[str], None]  # gets what is being done
 
 _NO_ADDRESS = ("veth", "ifb")
 _HIDDEN = (State.NOT_SEEN, State.UNKNOWN)
-_LIMIT_S = 10.0  # for CHECK of all pods; a hundred take one to two and a half seconds
 
 
 def read_snapshot(directories: Directories, network: str = "", *, rules: bool = True) -> Snapshot:
@@ -75,7 +74,7 @@ def inspect_snapshot(
 def _run_checks(snapshot: Snapshot, node: Node, checker: Checker, report: Report) -> Node:
     """Runs CHECK for each pod whose interface exists, and returns the node with the resulting states."""
     known = {(item.network_name, item.attachment): item for item in snapshot.records.cached}
-    end = time.monotonic() + _LIMIT_S
+    end = time.monotonic() + LIMIT_S
     pods, unseen = [], dict[str, int]()
     for number, pod in enumerate(node.pods):
         if pod.state is State.OK:
