@@ -72,5 +72,10 @@ class Backends(Generic[Desired_contra]):
 
     def get_problem(self, name: str) -> str:
         """Returns why the backend (with "" both of them) cannot work, "" if it can."""
-        problems = {one: backend.get_problem() for one, backend in self._by_name.items() if name in ("", one)}
-        return "; ".join(f"{one}: {problem}" for one, problem in problems.items()) if all(problems.values()) else ""
+        problems = []
+        for one in (name,) if name else self._by_name:
+            problem = self._by_name[one].get_problem()
+            if not problem:  # the other one need not work
+                return ""
+            problems.append(f"{one}: {problem}")
+        return "; ".join(problems)

@@ -34,7 +34,7 @@ _LINKS_MAX = 40  # the kernel's limit
 _NFT_PROGRAM = "xtables-nft-multi"  # the target of the links that are iptables-nft's programs
 
 # Exit statuses (iptables: enum xtables_exittype in xtables.h).
-REFUSED, _PARAMETER_PROBLEM, _VERSION_PROBLEM, _RESOURCE_PROBLEM = 1, 2, 3, 4
+REFUSED, _PARAMETER_PROBLEM, _VERSION_PROBLEM, RESOURCE_PROBLEM = 1, 2, 3, 4
 
 
 class ProgramRun(NamedTuple):
@@ -81,7 +81,7 @@ def run(
     commands = {family: _command(family, text, options, legacy=legacy) for family, text in texts.items()}
     runs: dict[int, ProgramRun] = {}
     for _ in range(_TRIES):
-        busy = [family for family in texts if family not in runs or runs[family].outcome.status == _RESOURCE_PROBLEM]
+        busy = [family for family in texts if family not in runs or runs[family].outcome.status == RESOURCE_PROBLEM]
         names = [os.path.basename(commands[family].argv[0]) for family in busy]
         try:
             with record.timed_step(f"run {', '.join(names)}"):
@@ -99,7 +99,7 @@ def run(
         except OSError as error:
             raise UnusableError(Code.INTERNAL, f"cannot run {', '.join(names)}: {error.strerror}", "") from error
         runs.update(zip(busy, map(ProgramRun, names, outcomes), strict=True))
-        conflict = any(each.outcome.status == _RESOURCE_PROBLEM for each in runs.values())
+        conflict = any(each.outcome.status == RESOURCE_PROBLEM for each in runs.values())
         if conflict and time.monotonic() - start >= LOCK_WAIT_S - 1:  # older versions round to whole seconds
             raise CniError(
                 Code.TRY_AGAIN_LATER,

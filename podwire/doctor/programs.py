@@ -20,12 +20,14 @@ from cni.fields import Fields
 from ipam.dhcp import conf as dhcp_conf
 from ipam.dhcp.main import PLUGIN as DHCP
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
+from kernel import system
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.gateways import ipv6_of
 from podwire.doctor.node import Node, types_of
 from podwire.doctor.run import Run
 from podwire.networks import Network
 from podwire.output import span
+from podwire.programs_once import ProgramsOnce
 from process import child
 from process.child import Command
 
@@ -152,17 +154,22 @@ def _versions(network: Network, programs: _Programs) -> Iterator[Finding]:
 def _status(node: Node) -> Iterator[Finding]:
     if node.networks and os.geteuid() != 0:
         raise CniError(Code.INVALID_ENVIRONMENT, "the plugins' STATUS needs root")
-    for network in node.networks:
-        for plugin in network.plugins:
-            try:
-                has_status = _run_status(node, network, plugin)
-            except CniError as error:
-                bridges = (item.bridge for item in node.interfaces if item.network is network and item.bridge)
-                behind = map(ipv6_of, bridges) if plugin["type"] == "bridge" else ()
-                yield _STATUS.finding(f"{network.name}: {plugin['type']}", error.msg, error.details, behind=behind)
-            else:
-                if has_status:
-                    yield ok_finding("status", f"{network.name}: {plugin['type']}", "is ready")
+    with system.replaced(ProgramsOnce()):
+        findings = [one for network in node.networks for one in _network_status(node, network)]
+    yield from findings
+
+
+def _network_status(node: Node, network: Network) -> Iterator[Finding]:
+    for plugin in network.plugins:
+        try:
+            has_status = _run_status(node, network, plugin)
+        except CniError as error:
+            bridges = (item.bridge for item in node.interfaces if item.network is network and item.bridge)
+            behind = map(ipv6_of, bridges) if plugin["type"] == "bridge" else ()
+            yield _STATUS.finding(f"{network.name}: {plugin['type']}", error.msg, error.details, behind=behind)
+        else:
+            if has_status:
+                yield ok_finding("status", f"{network.name}: {plugin['type']}", "is ready")
 
 
 def _run_status(node: Node, network: Network, plugin: Mapping[str, object]) -> bool:
