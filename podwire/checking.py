@@ -27,7 +27,7 @@ from ipam.host_local.store import Owners, Store, owner_of
 from podwire import attachments
 from podwire.attachments import CachedAttachment
 
-LIMIT_S = 120.0  # for all attachments of a node: a thousand take some ten seconds of a processor, more if it is busy
+LIMIT_S = 120.0  # for all attachments of a node: a thousand take five to ten seconds of a processor, more if it is busy
 NETNS_NOT_VISIBLE = "their network namespaces cannot be seen from here"
 
 
