@@ -26,6 +26,7 @@ UNICAST, LOCAL, THROW = "unicast", "local", "throw"
 REFUSALS = BLACKHOLE, UNREACHABLE, PROHIBIT = "blackhole", "unreachable", "prohibit"
 TO_TABLE, GOTO = "lookup", "goto"
 BY_KERNEL = 2  # RTPROT_KERNEL: the route of an address
+BY_ADVERTISEMENT = 9  # RTPROT_RA: the kernel learned it from a router
 TABLE_LOCAL = 255
 _TYPES = {
     1: UNICAST, 2: LOCAL, 3: "broadcast", 4: "anycast", 5: "multicast", 6: BLACKHOLE, 7: UNREACHABLE, 8: PROHIBIT,
@@ -51,7 +52,7 @@ class FibRoute:
     """A route of any type; `hops` are (ifindex, gateway), none for a route that refuses.
 
     `nexthop` is the ID of its nexthop object, 0 without one: it, and not the route, then has the type. `protocol` is
-    the program that added the route (RTPROT_*).
+    the program that added the route (RTPROT_*). `source`: IPv6's route for packets from this network only.
     """
 
     kind: str
@@ -62,6 +63,7 @@ class FibRoute:
     protocol: int = 0
     mtu: int = 0
     nexthop: int = 0
+    source: Network | None = None
 
     @property
     def ifindex(self) -> int:
@@ -77,6 +79,7 @@ class FibRoute:
         """Returns the route as `ip route` prints it, and takes it for a deletion; `names` are those of interfaces."""
         words = [] if self.kind == UNICAST or self.nexthop else [self.kind]
         words.append(_text(self.destination) if self.destination.prefixlen else "default")
+        words += [f"from {_text(self.source)}"] if self.source else []
         if self.nexthop:
             words.append(f"nhid {self.nexthop}")
         for index, gateway in () if self.nexthop else self.hops:
@@ -236,6 +239,7 @@ def _route(message: DecodedMessage) -> FibRoute:
         message["proto"],
         (metrics and metrics.get_attr("RTAX_MTU")) or 0,
         message.get_attr("RTA_NH_ID") or 0,
+        _network(message.get_attr("RTA_SRC"), message["src_len"]),
     )
 
 

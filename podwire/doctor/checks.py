@@ -30,6 +30,7 @@ from podwire.doctor import (
     runtime,
     settings,
     traffic,
+    way_out,
 )
 from podwire.doctor.finding import UNSEEN, Check, Finding, Severity, fold_consequences, ok_finding
 from podwire.doctor.node import Node
@@ -46,6 +47,7 @@ CHECKS: tuple[Check, ...] = (
     *interior.CHECKS,
     *local_delivery.CHECKS,
     *routes.CHECKS,
+    *way_out.CHECKS,
     *neighbours.CHECKS,
     *traffic.CHECKS,
     *rules.CHECKS,

@@ -18,6 +18,11 @@ def gateways_of(bridge: str) -> str:
     return f"gateways of {bridge}"
 
 
+def advertised_at(interface: str) -> str:
+    """Returns the name of the default route that a pod advertised at an interface in `Finding.objects`."""
+    return f"advertised at {interface}"
+
+
 def missing_gateways(node: Node, item: Interface) -> list[Cidr]:
     """Returns the pods' gateways, with the length of their subnets, that no interface of the host has."""
     assigned = {one.address.ip for addresses in node.addresses.values() for one in addresses}

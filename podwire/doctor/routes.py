@@ -18,12 +18,12 @@ from kernel.route import TABLE_MAIN
 from podwire.doctor import route_fixes
 from podwire.doctor.attachments import ELSEWHERE
 from podwire.doctor.finding import Check, Fault, Finding, Severity
-from podwire.doctor.gateways import gateways_of, ipv6_of
+from podwire.doctor.gateways import advertised_at, gateways_of, ipv6_of
 from podwire.doctor.node import Node
 from podwire.doctor.pods import Pod, host_addresses, list_pods, list_uplinks, node_address, remote_addresses
 from podwire.doctor.run import Run, unless_intended
 from podwire.predictions.evaluation import PREROUTING, traverse
-from podwire.predictions.routing import MARTIAN, Choice
+from podwire.predictions.routing import MARTIAN, Choice, without_source
 from process.values import replace
 
 _GROUP = "routes"
@@ -114,9 +114,23 @@ def _defaults(node: Node, pods: list[Pod]) -> Iterator[Finding]:
             names = ", ".join(f'"{link.name}" {_state(link)}' for link in down)
             fix = f"ip link set {quote(down[0].name)} up, and its routes, as the node's network configuration says"
             yield _UPLINK_DOWN.finding("host", f"no interface to other machines is up: {names}", fix)
-        if links and not node.fib.look_up(packet_to(remote_addresses(version)[0])).kind:
+        packet = packet_to(remote_addresses(version)[0], node_address(node, version))
+        if links and not _of_host(node, packet).kind:
             text = f'the host has no IPv{version} default route: "{links[0].name}" reaches only connected networks'
+            text += _other_sources(node, packet)
             yield _NO_DEFAULT.finding("host", text, "add it as the node's network configuration says")
+
+
+def _of_host(node: Node, packet: Packet) -> Choice:
+    """Returns the route of a packet that the host sends, from no address yet or, if that has none, from its address."""
+    choice = node.fib.look_up(without_source(packet))
+    return choice if choice.kind else node.fib.look_up(packet)
+
+
+def _other_sources(node: Node, packet: Packet) -> str:
+    """Returns text about the first route that would have a packet, if it came from another network; "" without one."""
+    routes = node.fib.list_of_other_sources(packet)
+    return f'; the route "{node.describe(routes[0])}" is only for packets from {routes[0].source}' if routes else ""
 
 
 def _is_uplink(node: Node, link: Link) -> bool:
@@ -178,8 +192,8 @@ def _from_pod(node: Node, pod: Pod, address: Address) -> Iterator[Finding]:
     version = address.version
     for service in _SERVICES:
         for remote in remote_addresses(version):
-            of_host = packet_to(remote, None, "", 0, *service)
-            host_choice = node.fib.look_up(of_host)
+            of_host = packet_to(remote, node_address(node, version), "", 0, *service)
+            host_choice = _of_host(node, of_host)
             if host_choice.kind in REFUSALS:
                 yield _refused(node, pod, of_host, host_choice, f"packets from pods and host to {remote}")
                 continue
@@ -232,7 +246,8 @@ def _loop(node: Node, pod: Pod, packet: Packet, choice: Choice) -> Finding:
     gate = pod.gate.name if pod.gate else ""
     text = f'packets from the pods to other machines are sent back to "{gate}": {node.describe(choice.route)}'
     fix, advice = route_fixes.from_pod(node, pod, packet, choice)
-    return _LOOPS.finding(pod.item.network.name, text, fix or _ADVICE, advice=advice)
+    behind = (advertised_at(gate),)
+    return _LOOPS.finding(pod.item.network.name, text, fix or _ADVICE, advice=advice, behind=behind)
 
 
 def _refused(node: Node, pod: Pod, packet: Packet, choice: Choice, which: str) -> Finding:
@@ -245,7 +260,7 @@ def _refused(node: Node, pod: Pod, packet: Packet, choice: Choice, which: str) -
     elif thrown := node.fib.list_thrown(packet):
         text = f'the route "{node.describe(thrown[0])}" ends the search for {which}, and no other table has a route'
     else:
-        text = f"no route of the host matches {which}"
+        text = f"no route of the host matches {which}{_other_sources(node, packet)}"
     is_to_pod = packet.destination in pod.addresses
     find = route_fixes.toward_pod if is_to_pod else route_fixes.from_pod
     fix, advice = find(node, pod, packet, choice)

@@ -56,13 +56,13 @@ class Fib:
     def __init__(self, rules: list[FibRule], routes: list[FibRoute]) -> None:
         self.rules = sorted(rules, key=lambda rule: rule.priority)
         self.routes = routes
-        # By IP version and table: by prefix length, the longest first, the best route of each prefix.
-        self._tables: dict[tuple[int, int], dict[int, dict[int, FibRoute]]] = {}
-        for one in sorted(routes, key=lambda one: (-one.destination.prefixlen, one.metric)):
+        # By IP version and table: by prefix length, the longest first, the routes of each prefix, the best first.
+        self._tables: dict[tuple[int, int], dict[int, dict[int, list[FibRoute]]]] = {}
+        for one in sorted(routes, key=_order):
             network = one.destination
             by_length = self._tables.setdefault((network.version, one.table), {})
             by_prefix = by_length.setdefault(network.prefixlen, {})
-            by_prefix.setdefault(_prefix(network.network_address, network.prefixlen), one)
+            by_prefix.setdefault(_prefix(network.network_address, network.prefixlen), []).append(one)
 
     def look_up(self, packet: Packet) -> Choice:
         """Returns the route for a packet, or MARTIAN if it arrives with a source address of this host."""
@@ -75,8 +75,13 @@ class Fib:
     def list_thrown(self, packet: Packet) -> list[FibRoute]:
         """Returns the throw routes that end the search of a table for a packet."""
         rules = [one for one in self.rules if one.version == packet.version and one.action == TO_TABLE]
-        best = (self._best(rule, packet.destination) for rule in rules if _matches(rule, packet))
+        best = (self._best(rule, packet) for rule in rules if _matches(rule, packet))
         return [one for one in best if one is not None and one.kind == THROW]
+
+    def list_of_other_sources(self, packet: Packet) -> list[FibRoute]:
+        """Returns the routes to a packet's destination that are only for packets from other networks."""
+        routes = [one for one in self.routes if one.source and packet.source not in one.source]
+        return [one for one in routes if packet.destination in one.destination]
 
     def list_defaults(self, version: int) -> list[FibRoute]:
         """Returns the default routes of all tables that have an interface: those of table main first, by metric."""
@@ -94,8 +99,8 @@ class Fib:
 
     def with_route(self, route: FibRoute) -> Fib:
         """Returns the rules and routes with a route, which replaces those to the same destination in its table."""
-        key = route.destination, route.table, route.metric
-        others = [one for one in self.routes if (one.destination, one.table, one.metric) != key]
+        key = route.destination, route.table, route.metric, route.source
+        others = [one for one in self.routes if (one.destination, one.table, one.metric, one.source) != key]
         return Fib(self.rules, [*others, route])
 
     def without_route(self, route: FibRoute) -> Fib:
@@ -113,16 +118,16 @@ class Fib:
             elif rule.action in REFUSALS:
                 return Choice(rule.action, rule)
             elif rule.action == TO_TABLE:
-                best = self._best(rule, packet.destination)
+                best = self._best(rule, packet)
                 if best is not None and best.kind != THROW:
                     return Choice(best.kind, rule, best)
         return Choice("")
 
-    def _best(self, rule: FibRule, destination: Address) -> FibRoute | None:
-        for length, by_prefix in self._tables.get((destination.version, rule.table), {}).items():
-            best = by_prefix.get(_prefix(destination, length))
-            if best is not None and length > rule.suppress_prefix:
-                return best
+    def _best(self, rule: FibRule, packet: Packet) -> FibRoute | None:
+        for length, by_prefix in self._tables.get((packet.version, rule.table), {}).items():
+            for one in by_prefix.get(_prefix(packet.destination, length), ()):
+                if length > rule.suppress_prefix and (not one.source or packet.source in one.source):
+                    return one
         return None
 
 
@@ -155,6 +160,10 @@ def without_source(packet: Packet) -> Packet:
 def _prefix(address: Address, length: int) -> int:
     """Returns the first `length` bits of an address."""
     return int(address) >> (address.max_prefixlen - length)
+
+
+def _order(route: FibRoute) -> tuple[int, int, int]:
+    return -route.destination.prefixlen, -route.source.prefixlen if route.source else 0, route.metric
 
 
 def _matches(rule: FibRule, packet: Packet) -> bool:

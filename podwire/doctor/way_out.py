@@ -1,0 +1,151 @@
+"""Checks the node's way to other machines: default routes that pods advertised, gateways, subnets, the source address.
+
+These leave each packet a route, so that the check of routes finds nothing: the packet goes to a wrong machine, or the
+answer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from shlex import quote
+
+from kernel import fib, sysctl
+from kernel.fib import BY_ADVERTISEMENT, LOCAL, packet_to
+from kernel.link import IFF_NOARP, Link
+from kernel.route import TABLE_MAIN
+from podwire.doctor import route_fixes
+from podwire.doctor.finding import Check, Fault, Finding, Severity
+from podwire.doctor.gateways import advertised_at
+from podwire.doctor.node import Node
+from podwire.doctor.pods import Pod, list_pods, list_uplinks, remote_addresses
+from podwire.doctor.run import Run, unless_intended
+
+_GROUP = "routes"
+_MAC_DIGITS = 17  # "02:00:00:00:00:01": an interface of Ethernet
+_WIDEST = 16  # the prefix length of the largest subnet of public addresses that one Ethernet may have
+
+_ADVERTISED = Fault(
+    "default-advertised-by-pod",
+    Severity.PROBLEM,
+    "the host learned an IPv6 default route from a router advertisement of its pods: it may send packets to "
+    "other machines to that pod",
+    "`sysctl -w net/ipv6/conf/INTERFACE/accept_ra=0`, and `ip -6 route del` with the route in the finding",
+)
+_SHADOWED = Fault(
+    "gateway-is-host",
+    Severity.PROBLEM,
+    "the host has the address of its gateway on one of its interfaces (IPVS has externalIPs there): it delivers "
+    "packets to that machine to itself",
+    "remove the address from the Service, or from the program that added it",
+)
+_WIDE = Fault(
+    "uplink-subnet-wide",
+    Severity.WARNING,
+    "the prefix length of an uplink's address covers more public addresses than a network has: the host looks for "
+    "distant machines by ARP, and does not send to its gateway",
+    "set the address with the prefix length that its network has",
+)
+_SOURCE = Fault(
+    "uplink-without-address",
+    Severity.PROBLEM,
+    "the uplink has no address for masquerading: the pods' packets leave with one of another interface, and no "
+    "answer arrives",
+    "give the uplink its address again; with router advertisements: `sysctl -w net/ipv6/conf/UPLINK/accept_ra=2`",
+)
+_IPV6_OFF = Fault(
+    "uplink-ipv6-off",
+    Severity.NOTE,
+    "the pods have an IPv6 default route, and IPv6 is switched off on the host's uplink",
+    "if this restriction is not intended: `sysctl -w net/ipv6/conf/UPLINK/disable_ipv6=0`; then add its addresses",
+)
+
+
+def _check(node: Node) -> Iterator[Finding]:
+    pods = [pod for pod in list_pods(node) if pod.item.routed]
+    if pods:
+        advertised = list(_advertised(node, pods))
+        yield from advertised
+        yield from _shadowed(node)
+        yield from _wide(node)
+        yield from [] if advertised else _sources(node, pods)
+
+
+def _advertised(node: Node, pods: list[Pod]) -> Iterator[Finding]:
+    to_pods = {link.index: link for pod in pods for link in (pod.gate, pod.host_veth) if link}
+    for route in node.fib.routes:
+        link = to_pods.get(route.ifindex)
+        if link is not None and route.protocol == BY_ADVERTISEMENT and not route.destination.prefixlen:
+            text = f'a pod advertised itself as router: {node.describe(route)}, learned at "{link.name}"'
+            off = sysctl.command(f"ipv6/conf/{link.name}/accept_ra", "0")
+            fix = Run(f"{off} && {route_fixes.deletion(route, node.names)}")
+            yield _ADVERTISED.finding(link.name, text, fix, objects=(advertised_at(link.name),))
+
+
+def _shadowed(node: Node) -> Iterator[Finding]:
+    gateways = {hop: route for route in node.fib.routes if route.table == TABLE_MAIN for _, hop in route.hops if hop}
+    for gateway, route in gateways.items():
+        links = node.links_by_address.get(gateway)
+        if links and node.fib.look_up(packet_to(gateway)).kind == LOCAL:
+            text = f'"{links[0].name}" has the address {gateway} of the gateway of "{node.describe(route)}"'
+            fix = f"remove {gateway} from the Service's externalIPs, or from the program that added it; to look at it: "
+            fix += f"ip address show dev {quote(links[0].name)}"
+            yield _SHADOWED.finding(links[0].name, text, fix)
+
+
+def _wide(node: Node) -> Iterator[Finding]:
+    for link in list_uplinks(node):
+        for one in node.addresses.get(link.index, ()):
+            network = one.address.network
+            if network.version == 4 and network.prefixlen < _WIDEST and network.is_global and _asks_by_arp(node, link):
+                text = f"its address {one.address} makes {network.num_addresses} public addresses its neighbours"
+                yield _WIDE.finding(link.name, text, f"{_WIDE.fix}: ip address show dev {quote(link.name)}")
+
+
+def _asks_by_arp(node: Node, link: Link) -> bool:
+    """Returns whether the host looks for the machines of a wide network at an interface."""
+    routes = (one for one in node.fib.routes if one.ifindex == link.index and not one.gateway)
+    is_used = any(0 < one.destination.prefixlen < _WIDEST for one in routes)
+    return is_used and len(link.mac) == _MAC_DIGITS and not link.flags & IFF_NOARP
+
+
+def _sources(node: Node, pods: list[Pod]) -> Iterator[Finding]:
+    """Yields an address that masquerading uses although it is none of the host's for other machines."""
+    subnets, gates = [subnet for pod in pods for subnet in pod.item.subnets], [pod.gate for pod in pods]
+    for version in (4, 6):
+        masqueraded = [pod for pod in pods if _leaves(pod, version)]
+        if not masqueraded:
+            continue
+        remote = remote_addresses(version)[0]
+        choice, source = node.fib.look_up(packet_to(remote)), fib.source_for(node.socket, remote)
+        uplink = node.link_of(choice.ifindex)
+        is_usable = source and not source.is_link_local and not any(source in subnet for subnet in subnets)
+        if source and not is_usable and uplink and uplink not in gates:
+            text = f"it has no IPv{version} address for other machines: pods' packets leave with {source}"
+            again = (
+                f"; if it had one by router advertisement: {sysctl.command(f'ipv6/conf/{uplink.name}/accept_ra', '2')}"
+            )
+            yield _SOURCE.finding(uplink.name, text, f"give it its address again{again if version == 6 else ''}")
+        for link in list_uplinks(node) if version == 6 and not choice.kind else ():
+            name = f"ipv6/conf/{link.name}/disable_ipv6"
+            if node.sysctl(name) == "1":
+                text = "it is 1, but the pods have an IPv6 default route: their IPv6 packets do not leave the host"
+                yield _IPV6_OFF.finding(f"net/{name}", text, unless_intended(sysctl.command(name, "0")))
+
+
+def _leaves(pod: Pod, version: int) -> bool:
+    """Returns whether a pod's packets to other machines are masqueraded."""
+    has_default = any(
+        one.dst.version == version and not one.dst.network.prefixlen for one in pod.attachment.typed_result.routes
+    )
+    return has_default and any(plugin.get("ipMasq") is True for plugin in pod.item.network.plugins)
+
+
+CHECKS = (
+    Check(
+        _GROUP,
+        "way out",
+        "the host sends the pods' packets to its gateway, from its address",
+        _check,
+        (_ADVERTISED, _SHADOWED, _WIDE, _SOURCE, _IPV6_OFF),
+    ),
+)
