@@ -6,17 +6,22 @@ from collections.abc import Iterator
 
 from cni.address import Address
 from kernel.fib import LOCAL, UNICAST, packet_to
+from kernel.netfilter.packet import LOCAL as LOCAL_ADDRESS
 from kernel.netfilter.packet import UDP, Packet
 from podwire.doctor import interior_faults as faults
 from podwire.doctor.finding import Finding, Severity
 from podwire.doctor.interior_pod import InspectedPod
+from podwire.doctor.pods import remote_addresses
 from podwire.facts import resolvers
 from podwire.facts.network import NetworkFacts
-from podwire.predictions.evaluation import PREROUTING, traverse
+from podwire.predictions.evaluation import OUTPUT, PREROUTING, traverse
 
 _PORT = 53
 _OTHER_FILE = "a copy of the host's resolv.conf names the host's own resolver: give the runtime another file (kubelet: "
 _OTHER_FILE += "resolvConf: /run/systemd/resolve/resolv.conf), and create the pod again"
+
+_RESTART = "start the program that keeps the rules of services (kube-proxy) again, or create the service's pod again"
+_CACHE = "start the cache again, or set the resolver to the address of the DNS service and create the pod again"
 
 
 def list_findings(one: InspectedPod) -> Iterator[Finding]:
@@ -44,16 +49,32 @@ def _problem(one: InspectedPod, resolver: Address) -> tuple[str, str] | None:
         return f"cannot be reached: it has no IPv{resolver.version} route to it", faults.RESOLVER.fix
     gate = one.pod.gate.name if one.pod.gate else ""
     packet = Packet(resolver.version, source, resolver, UDP, None, _PORT, iif=gate)
-    if traverse(one.node.ruleset, packet, PREROUTING).packet.destination != resolver:
-        return None  # a service's address
+    target = traverse(one.node.ruleset, packet, PREROUTING).packet.destination
+    if target != resolver:  # a service's address
+        is_gone = _is_no_pod(one, target) and not one.node.has(target)
+        return (f"is a service that leads to {target}, which no pod has", _RESTART) if is_gone else None
     if links := one.node.links_by_address.get(resolver):
         # kube-proxy's IPVS has the addresses of services on an interface of kind dummy.
         if _listens(one.node, resolver) or all(link.kind == "dummy" for link in links):
             return None
         return "is the node, where no program listens on UDP port 53", faults.RESOLVER.fix
-    if any(resolver in subnet for subnet in one.pod.item.subnets) and resolver not in one.owners:
+    if _is_answered_here(one, resolver, source) and not _is_answered_here(
+        one, remote_addresses(source.version)[0], source
+    ):
+        return "is a cache of the host (NodeLocal DNSCache) by its rules NOTRACK, and no interface has it", _CACHE
+    if _is_no_pod(one, resolver):
         return "is no pod's address, although it is in the pods' subnet", faults.RESOLVER.fix
     return None
+
+
+def _is_no_pod(one: InspectedPod, address: Address) -> bool:
+    return any(address in subnet for subnet in one.pod.item.subnets) and address not in one.owners
+
+
+def _is_answered_here(one: InspectedPod, resolver: Address, pod: Address) -> bool:
+    """Returns whether a rule excludes the host's answers from an address from connection tracking."""
+    answer = Packet(pod.version, resolver, pod, UDP, _PORT, None, source_type=LOCAL_ADDRESS)
+    return any(event.action.kind == "untrack" for event in traverse(one.node.ruleset, answer, OUTPUT).events)
 
 
 def _listens(facts: NetworkFacts, resolver: Address | None) -> bool:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from itertools import islice
 
 from cni.address import Address, Cidr, Network
-from kernel.fib import BY_KERNEL, LOCAL, UNICAST, FibRoute, packet_to
+from kernel import sysctl
+from kernel.fib import BY_ADVERTISEMENT, BY_KERNEL, LOCAL, UNICAST, FibRoute, packet_to
 from kernel.link import Link
 from kernel.netfilter.packet import Packet
 from podwire.doctor import interior_faults as faults
@@ -24,7 +25,11 @@ from podwire.predictions.routing import Choice
 
 def list_findings(one: InspectedPod, link: Link) -> Iterator[Finding]:
     """Yields the faults of a pod's routes."""
+    advertised = list(_advertised(one, link))
+    yield from advertised
     for destination, gateway in one.expected_routes():
+        if advertised and destination.version == 6:
+            continue
         source = _source(one, destination.version)
         target = _target(one, destination)
         if source is not None and gateway is not None and target is not None:
@@ -34,6 +39,19 @@ def list_findings(one: InspectedPod, link: Link) -> Iterator[Finding]:
         if choice.kind not in (UNICAST, LOCAL, ""):
             yield _refusal(one, choice, f"packets to {other}", other.version)
             return
+
+
+def _advertised(one: InspectedPod, link: Link) -> Iterator[Finding]:
+    """Yields the IPv6 default routes that a pod learned from a router that is not its gateway, the host."""
+    gateways = [each for each in one.pod.gateways if each.version == 6]
+    for route in one.interior.fib.routes if gateways and one.pod.item.routed else ():
+        is_learned = route.protocol == BY_ADVERTISEMENT and route.ifindex == link.index
+        if is_learned and not route.destination.prefixlen and not (route.gateway and one.node.has(route.gateway)):
+            words = route.describe(one.interior.names)
+            text = f"it learned {words} from another pod's router advertisement; ADD set {gateways[0]}"
+            off = sysctl.command(f"ipv6/conf/{link.name}/accept_ra", "0")
+            fix = one.inner(off, route_fixes.deletion(route, one.interior.names))
+            yield one.finding(faults.GATEWAY, text, fix)
 
 
 def _source(one: InspectedPod, version: int) -> Address | None:
