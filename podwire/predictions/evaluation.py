@@ -59,10 +59,14 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The events of a packet at some hooks, in order, and the packet as it leaves the last one."""
+    """The events of a packet at some hooks, in order, and the packet as it leaves the last one.
+
+    `marking` are the rules that change its mark.
+    """
 
     packet: Packet
     events: tuple[Event, ...] = ()
+    marking: tuple[FilterRule, ...] = ()
 
     @property
     def drop(self) -> Event | None:
@@ -127,6 +131,7 @@ class _Walk:
         self._ruleset = ruleset
         self._excluded = excluded
         self._events: list[Event] = []
+        self._marking: list[FilterRule] = []
         self._path: list[FilterRule] = []
         self._certain = True
         self._is_rewritten = False
@@ -148,7 +153,7 @@ class _Walk:
             packet = self._packet
             if any(one.fate is Fate.CERTAIN and one.action.kind in _ENDS for one in self._events):
                 break
-        return Outcome(packet, tuple(self._events))
+        return Outcome(packet, tuple(self._events), tuple(self._marking))
 
     def _chain(self, chain: FilterChain, depth: int) -> None:
         """Evaluates a chain; returns at its end or at "return". Raises _Ended."""
@@ -161,6 +166,8 @@ class _Walk:
                 continue
             if mark is not UNCHANGED:
                 number = mark if isinstance(mark, int) and match is Match.YES else None
+                if number != self._packet.mark:
+                    self._marking.append(rule)
                 self._packet = replace(self._packet, mark=number)
             if action is None:
                 continue

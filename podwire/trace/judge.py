@@ -21,7 +21,7 @@ from podwire.predictions.obstacles import (
     list_obstacles,
     list_port_obstacles,
 )
-from podwire.trace import layer3, legs, rules
+from podwire.trace import layer3, legs, rules, translation
 from podwire.trace.exchange import Flow, Observation
 from podwire.trace.legs import Leg
 from podwire.trace.place import EXTERNAL, NODE, Place
@@ -139,6 +139,7 @@ def _suspects(topology: Topology, seen: Observation, met: Sequence[MetRule]) -> 
         topology, seen, flow.source, flow.target, flow.source_address, flow.destination, routed_to, (REQUEST,)
     )
     if arrival is None:
+        yield from translation.to_no_pod(topology, flow)
         yield from legs.leg_suspects(request)
         yield from _answered_by_another(topology, seen)
     if arrival is None and flow.target is not None:
@@ -153,6 +154,7 @@ def _suspects(topology: Topology, seen: Observation, met: Sequence[MetRule]) -> 
         yield from legs.leg_suspects(back)
     elif answers := seen.seen(topology.node, _ANSWERS, outgoing=False):
         first = answers[0]
+        yield from translation.to_other_machine(topology, answers)
         arriving = topology.node.link(first.interface)
         yield from legs.leg_suspects(
             Leg(
@@ -210,6 +212,7 @@ def _arrival_suspects(topology: Topology, seen: Observation, arrival: Sighting) 
     if target is None or seen.seen(target, _ANSWERS, outgoing=True):
         return
     yield from legs.missing_address(target, arrival.destination)
+    yield from translation.with_target_source(topology, seen.flow, target, arrival)
     packet = packet_to(arrival.destination, arrival.source, arrival.interface)
     if target.kind != NODE or topology.node.has(arrival.destination):
         yield from layer3.routing_suspects(target, packet)

@@ -30,7 +30,7 @@ def test_suspect(node, new_sandbox, fault):
     """The suspect is the injected fault, and nothing else."""
     web, client = new_sandbox(), new_sandbox()
     names = {"webveth": node.attach_pod(web, ports=True), "clientveth": node.attach_pod(client)}
-    names |= {"web": web.name, "client": client.name}
+    names |= {"web": web.name, "client": client.name, "far": node.client.name}
     node.host.run("sh", "-ec", fault["shell"].format(**names))
     trace = node.trace(*(word.format(**names) for word in fault["packet"]))
     assert trace["outcome"] == "lost", trace
