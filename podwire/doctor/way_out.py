@@ -50,7 +50,7 @@ _SOURCE = Fault(
     Severity.PROBLEM,
     "the uplink has no address for masquerading: the pods' packets leave with one of another interface, and no "
     "answer arrives",
-    "give the uplink its address again; with router advertisements: `sysctl -w net/ipv6/conf/UPLINK/accept_ra=2`",
+    "give the uplink its address again; a node that forwards gets one of a router advertisement only if accept_ra is 2",
 )
 _IPV6_OFF = Fault(
     "uplink-ipv6-off",
@@ -121,10 +121,7 @@ def _sources(node: Node, pods: list[Pod]) -> Iterator[Finding]:
         is_usable = source and not source.is_link_local and not any(source in subnet for subnet in subnets)
         if source and not is_usable and uplink and uplink not in gates:
             text = f"it has no IPv{version} address for other machines: pods' packets leave with {source}"
-            again = (
-                f"; if it had one by router advertisement: {sysctl.command(f'ipv6/conf/{uplink.name}/accept_ra', '2')}"
-            )
-            yield _SOURCE.finding(uplink.name, text, f"give it its address again{again if version == 6 else ''}")
+            yield _SOURCE.finding(uplink.name, text, "give it its address again")
         for link in list_uplinks(node) if version == 6 and not choice.kind else ():
             name = f"ipv6/conf/{link.name}/disable_ipv6"
             if node.sysctl(name) == "1":

@@ -33,6 +33,9 @@ SETTINGS = {
     ("podwire/doctor/kernel.py", "setting"): "disable_ipv6",
     ("podwire/doctor/routes.py", "name"): "rp_filter: loose, and only if it was strict",
     ("podwire/doctor/settings.py", "name"): "the settings of its table, none of which forwards or accepts",
+    ("podwire/doctor/way_out.py", "f'ipv6/conf/{link.name}/accept_ra'"): "off",
+    ("podwire/doctor/way_out.py", "name"): "IPv6 on an uplink, only as advice",
+    ("podwire/doctor/interior_routes.py", "f'ipv6/conf/{link.name}/accept_ra'"): "off",
     ("podwire/doctor/kernel.py", "_BRIDGED"): "net/bridge, of no interface",
     ("podwire/doctor/kernel.py", "_MAX"): "a size of a table",
 }
