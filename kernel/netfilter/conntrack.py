@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import socket as stdlib_socket
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from ipaddress import ip_address
 
 from cni.address import Address
@@ -28,6 +28,8 @@ _GET, _DELETE = (_SUBSYSTEM << 8 | number for number in (1, 2))
 _PROTO_NUM, _PROTO_DST_PORT = 1 << 3, 1 << 5  # CTA_FILTER_F_*: net/netfilter/nf_internals.h
 _PORT = struct.Struct("=HHH")  # an attribute's length and type, and a port
 _PORT_TYPE = 3  # CTA_PROTO_DST_PORT
+_ADDRESS = struct.Struct("=HH")  # an attribute's length and type, before an address
+_SOURCE_TYPES, _DESTINATION_TYPES = {4: 1, 6: 3}, {4: 2, 6: 4}  # CTA_IP_*_SRC, CTA_IP_*_DST
 _DELETIONS_MAX = 100  # in one send: the kernel answers each, and 160 answers fill a socket's buffer
 
 
@@ -36,6 +38,7 @@ class Flow:
     """A UDP flow: its original direction as the kernel keeps it, the number of its entry, its zone or None.
 
     `reply_source`: the address and port to which its packets are forwarded, None if the kernel does not report it.
+    `reply_destination`: the address from which they are forwarded.
     """
 
     source: Address
@@ -46,6 +49,7 @@ class Flow:
     zone: int | None = None
     direction_zone: int | None = None
     reply_source: tuple[Address, int] | None = None
+    reply_destination: Address | None = None
 
 
 def list_udp_flows(socket: Socket, version: int, ports: Collection[int]) -> list[Flow]:
@@ -60,22 +64,44 @@ def list_udp_flows(socket: Socket, version: int, ports: Collection[int]) -> list
     if len(ports) == 1:
         flags |= _PROTO_DST_PORT
         filtered += [("CTA_PROTO_DST_PORT", port) for port in ports]
-    attributes: Attributes = [
-        ("CTA_TUPLE_ORIG", {"attrs": [("CTA_TUPLE_PROTO", {"attrs": filtered})]}),
-        ("CTA_FILTER", {"attrs": [("CTA_FILTER_ORIG_FLAGS", flags)]}),
-    ]
     marks = [_PORT.pack(_PORT.size, _PORT_TYPE, stdlib_socket.htons(port)) for port in ports]
-    request = Request(
-        "list the tracked UDP flows",
-        ConntrackMessage,
-        _GET,
-        NLM_F_DUMP,
-        {"family": _FAMILIES[version]},
-        attributes,
-        body_filter=lambda message: any(mark in message for mark in marks),
-    )
+    request = _list_request(version, flags, filtered, lambda message: any(mark in message for mark in marks))
     entries = filter(None, map(_parse_flow, socket.dump(request)))
     return [entry for entry in entries if entry.port in ports and entry.destination.version == version]
+
+
+def list_flows_from_others(socket: Socket, version: int, sources: set[Address], known: set[Address]) -> list[Flow]:
+    """Lists the UDP flows of `sources` that are forwarded from an address that is not `known`; raises KernelError.
+
+    A message with a known address as a destination is not decoded: of most flows, that of the replies is known.
+    """
+    starts = [_address(_SOURCE_TYPES, one) for one in sources if one.version == version]
+    ends = [_address(_DESTINATION_TYPES, one) for one in known | sources if one.version == version]
+
+    def is_foreign(message: bytes) -> bool:
+        return not any(one in message for one in ends) and any(one in message for one in starts)
+
+    request = _list_request(version, _PROTO_NUM, [("CTA_PROTO_NUM", int(stdlib_socket.IPPROTO_UDP))], is_foreign)
+    entries = filter(None, map(_parse_flow, socket.dump(request)))
+    return [one for one in entries if one.source in sources and one.reply_destination not in (None, one.source)]
+
+
+def _list_request(
+    version: int, flags: int, protocol: list[tuple[str, int]], body_filter: Callable[[bytes], bool]
+) -> Request:
+    attributes: Attributes = [
+        ("CTA_TUPLE_ORIG", {"attrs": [("CTA_TUPLE_PROTO", {"attrs": protocol})]}),
+        ("CTA_FILTER", {"attrs": [("CTA_FILTER_ORIG_FLAGS", flags)]}),
+    ]
+    values = {"family": _FAMILIES[version]}
+    return Request(
+        "list the tracked UDP flows", ConntrackMessage, _GET, NLM_F_DUMP, values, attributes, body_filter=body_filter
+    )
+
+
+def _address(types: Mapping[int, int], address: Address) -> bytes:
+    """Returns the bytes of an address's attribute."""
+    return _ADDRESS.pack(_ADDRESS.size + len(address.packed), types[address.version]) + address.packed
 
 
 def delete_flows(socket: Socket, entries: Iterable[Flow]) -> None:
@@ -106,20 +132,22 @@ def _parse_flow(message: DecodedMessage) -> Flow | None:
         message.need_attr("CTA_ID"),
         message.get_attr("CTA_ZONE"),
         direction.get_attr("CTA_TUPLE_ZONE"),
-        _reply_source(message.get_attr("CTA_TUPLE_REPLY")),
+        *_reply(message.get_attr("CTA_TUPLE_REPLY")),
     )
 
 
-def _reply_source(direction: DecodedMessage | None) -> tuple[Address, int] | None:
-    """Returns the source address and port of the replies, None if the message lacks them."""
+def _reply(direction: DecodedMessage | None) -> tuple[tuple[Address, int] | None, Address | None]:
+    """Returns the source of the replies with its port, and their destination; None if the message lacks them."""
     if direction is None:
-        return None
+        return None, None
     try:
         addresses, ports = direction.need_attr("CTA_TUPLE_IP"), direction.need_attr("CTA_TUPLE_PROTO")
         source = addresses.get_attr("CTA_IP_V4_SRC") or addresses.need_attr("CTA_IP_V6_SRC")
-        return ip_address(source), ports.need_attr("CTA_PROTO_SRC_PORT")
+        destination = addresses.get_attr("CTA_IP_V4_DST") or addresses.get_attr("CTA_IP_V6_DST")
+        port = ports.need_attr("CTA_PROTO_SRC_PORT")
+        return (ip_address(source), port), ip_address(destination) if destination else None
     except (ValueError, AnswerError):
-        return None
+        return None, None
 
 
 def _delete_request(entry: Flow) -> Request:

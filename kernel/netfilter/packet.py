@@ -12,7 +12,7 @@ from process.values import dataclass
 
 TCP, UDP, ICMP, ICMPV6 = 6, 17, 1, 58  # IPPROTO_*
 LINK, NETWORK, TRANSPORT = 0, 1, 2  # NFT_PAYLOAD_*_HEADER
-NEW, ESTABLISHED, UNTRACKED = 8, 2, 64  # NF_CT_STATE_BIT
+NEW, ESTABLISHED, RELATED, UNTRACKED = 8, 2, 4, 64  # NF_CT_STATE_BIT
 DNAT_STATUS, SNAT_STATUS = 0x20, 0x10  # IPS_DST_NAT, IPS_SRC_NAT
 UNICAST, LOCAL = 1, 2  # RTN_*
 _SEEN = 0x2 | 0x4 | 0x8  # IPS_SEEN_REPLY, IPS_ASSURED, IPS_CONFIRMED
@@ -47,6 +47,7 @@ class Packet:
     source_mac: bytes | None = None
     destination_mac: bytes | None = None
     icmp_type: int | None = None  # None: an echo request, or its answer
+    icmp_code: int = 0
     unknown_address: str = ""  # "source" or "destination": that address is not known, whatever the field has
 
     @property
@@ -87,7 +88,7 @@ class Packet:
 
     def _transport(self) -> list[int | None]:
         if self.icmp_type is not None:
-            return [self.icmp_type, 0]
+            return [self.icmp_type, self.icmp_code]
         if self.protocol in _ECHO:
             return [_ECHO[self.protocol] if self.state == NEW else 0 if self.version == 4 else 129, 0]
         ports: list[int | None] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from cni.address import Address, parse_mac
-from kernel.netfilter.packet import DNAT_STATUS, ESTABLISHED, ICMP, ICMPV6, LOCAL, TCP, UDP, UNTRACKED, Packet
+from kernel.netfilter.packet import DNAT_STATUS, ESTABLISHED, ICMP, ICMPV6, LOCAL, RELATED, TCP, UDP, UNTRACKED, Packet
 from kernel.netfilter.ruleset import FilterRule
 from podwire.doctor.node import Node
 from podwire.doctor.pods import Pod, list_pods, list_uplinks, near_address, node_address, remote_addresses
@@ -33,8 +33,9 @@ _SERVICES = ((TCP, 443), (TCP, 80), (UDP, 53), (ICMP, 0))
 _MOST_SERVICES, _MOST_PODS, _MOST_PORTS = 64, 24, 24
 _UPLINK = "?"  # an interface to other machines that no rule names: without a default route it is unknown
 _NEIGHBOUR_SOLICITATION = 135
+_ANY_MTU = 1 << 16
 _BY_NAME = {TCP: "tcp", UDP: "udp"}
-TO_OTHERS, TO_LAN, REPLIES, TO_NODE, FROM_NODE, BETWEEN, PUBLISHED, LOCALLY, RESOLVING = (
+TO_OTHERS, TO_LAN, REPLIES, TO_NODE, FROM_NODE, BETWEEN, PUBLISHED, LOCALLY, RESOLVING, TOO_BIG = (
     "from the pods to other machines",
     "from the pods to machines on the node's own network",
     "from other machines in reply to the pods",
@@ -44,6 +45,7 @@ TO_OTHERS, TO_LAN, REPLIES, TO_NODE, FROM_NODE, BETWEEN, PUBLISHED, LOCALLY, RES
     "to a published port",
     "from this node to a published port",
     "by which the pods find their gateway (ARP, NDP)",
+    "by which this node reports to the pods that packets are too big for the way out",
 )
 
 
@@ -123,6 +125,7 @@ class Prediction:
                 packet = _with_service(replace(first, destination=near), _SERVICES[0])
                 yield from _label(self._leaving(pod, packet, uplink), pod, TO_LAN, _SERVICES[0])
         yield from self._with_node(pod, first)
+        yield from self._too_big(pod, first)
         yield from self._between(pod, first, mine)
         yield from self._resolving(pod, first)
 
@@ -206,6 +209,27 @@ class Prediction:
                 source_mac=None, destination_mac=None,
             )  # fmt: skip
             yield from _label(self._out_of_node(pod, call), pod, FROM_NODE, service)
+
+    def _too_big(self, pod: Pod, first: Packet) -> Iterator[Happening]:
+        """Yields the events of the node's ICMP errors to a pod whose packets are too big for the way out (RFC 1191)."""
+        gateway = next((one for one in pod.gateways if one.version == first.version), None)
+        if gateway is not None and pod.host_veth is not None and self._way_out_mtu(first.version) < pod.host_veth.mtu:
+            protocol, kind, code = (ICMP, 3, 4) if first.version == 4 else (ICMPV6, 2, 0)
+            error = replace(
+                first, source=gateway, destination=first.source, source_type=LOCAL, iif="", oif=first.iif,
+                source_mac=None, destination_mac=None, protocol=protocol, icmp_type=kind, icmp_code=code,
+                state=RELATED,
+            )  # fmt: skip
+            yield from _label(self._out_of_node(pod, error), pod, TOO_BIG, (0, 0))
+
+    def _way_out_mtu(self, version: int) -> int:
+        """Returns the smallest MTU of the uplinks and of the routes by them."""
+        uplinks = {link.index: link for link in list_uplinks(self._node)}
+        routes = (one for one in self._node.fib.routes if one.destination.version == version and one.ifindex in uplinks)
+        mtus = [*(link.mtu for link in uplinks.values()), *(one.mtu for one in routes if one.mtu)]
+        for link in uplinks.values() if version == 6 else ():
+            mtus.append(int(self._node.sysctl(f"ipv6/conf/{link.name}/mtu") or link.mtu))
+        return min(mtus, default=_ANY_MTU)
 
     def _into_node(self, pod: Pod, packet: Packet) -> Iterator[Event]:
         steps = _Steps(packet)

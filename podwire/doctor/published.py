@@ -1,11 +1,13 @@
-"""Checks published ports: host processes that listen on them, and UDP flows that a stale entry leads elsewhere."""
+"""Checks published ports: host processes that listen on them; and UDP flows that a stale entry leads elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kernel.fib import packet_to
 from kernel.netfilter import conntrack, nft
 from kernel.netfilter.conntrack import Flow
+from kernel.netfilter.packet import UDP, Packet
 from kernel.sockets_table import Listener, find_processes, list_listeners
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
@@ -13,9 +15,9 @@ from podwire.doctor.pods import Pod, host_addresses, list_pods
 from podwire.doctor.run import Run
 from podwire.node.model import HostPort
 from podwire.node.programs import find_program
+from podwire.predictions.evaluation import POSTROUTING, Fate, traverse
 
 _GROUP = "host ports"
-_UDP = 17
 _HOLDERS = ("conmon", "podman", "rootlessport")  # podman keeps a published port open itself
 
 _USED = Fault(
@@ -34,6 +36,15 @@ _STALE = Fault(
 )
 
 
+_OLD = Fault(
+    "conntrack-old-address",
+    Severity.PROBLEM,
+    "connection tracking still masquerades a UDP flow of a pod with an address that the host has lost: no "
+    "answer arrives, for as long as the pod sends",
+    "`conntrack -D -p udp --orig-src POD --reply-dst ADDRESS`",
+)
+
+
 def _published(node: Node) -> list[tuple[Pod, HostPort]]:
     return [(pod, port) for pod in list_pods(node) for port in pod.ports]
 
@@ -43,7 +54,7 @@ def _processes(node: Node) -> Iterator[Finding]:
     if not published:
         return
     numbers = {(port.protocol_number, port.host_port) for _, port in published}
-    listeners = [one for one in list_listeners({6, _UDP}) if (one.protocol, one.port) in numbers]
+    listeners = [one for one in list_listeners({6, UDP}) if (one.protocol, one.port) in numbers]
     processes = find_processes(one.inode for one in listeners) if listeners else {}
     reported = set()
     for pod, port in published:
@@ -67,7 +78,7 @@ def _used_by(pod: Pod, port: HostPort, listener: Listener, process: tuple[int, s
 
 
 def _flows(node: Node) -> Iterator[Finding]:
-    published = [(pod, port) for pod, port in _published(node) if port.protocol_number == _UDP]
+    published = [(pod, port) for pod, port in _published(node) if port.protocol_number == UDP]
     if not published:
         return
     ports = {port.host_port for _, port in published}
@@ -91,6 +102,37 @@ def _flows(node: Node) -> Iterator[Finding]:
             yield _STALE.finding(pod.item.network.name, text, *_fix(stale))
 
 
+def _old_addresses(node: Node) -> Iterator[Finding]:
+    pods = {address: pod for pod in list_pods(node) if pod.item.routed for address in pod.addresses}
+    if not pods:
+        return
+    try:
+        with nft.open_socket() as socket:
+            versions, hosts = sorted({one.version for one in pods}), set(host_addresses(node))
+            listed = [conntrack.list_flows_from_others(socket, version, set(pods), hosts) for version in versions]
+    except nft.UnavailableError:
+        return
+    stale = [flow for flows in listed for flow in flows if _is_masqueraded(node, flow)]
+    for address in dict.fromkeys(flow.reply_destination for flow in stale):
+        same = [flow for flow in stale if flow.reply_destination == address]
+        pod, first = pods[same[0].source], same[0]
+        text = (
+            f"{len(same)} UDP flow(s), as of {pod.name} to {first.destination} port {first.port}, leave with {address}"
+        )
+        yield _OLD.finding(pod.item.network.name, f"{text}, which the host does not have any more", *_fix(same))
+
+
+def _is_masqueraded(node: Node, flow: Flow) -> bool:
+    """Returns whether a new flow would get an address of the host: otherwise a rule has set that of the flow."""
+    uplink = node.link_of(node.fib.look_up(packet_to(flow.destination)).ifindex)
+    packet = Packet(
+        flow.source.version, flow.source, flow.destination, UDP, flow.source_port, flow.port,
+        oif=uplink.name if uplink else "",
+    )  # fmt: skip
+    events = traverse(node.ruleset, packet, POSTROUTING).events
+    return [one.action.kind for one in events if one.fate is Fate.CERTAIN][:1] == ["masquerade"]
+
+
 def _is_stale(flow: Flow, pod: Pod) -> bool:
     if flow.reply_source is None:
         return False
@@ -112,4 +154,5 @@ def _fix(stale: list[Flow]) -> tuple[str]:
 CHECKS = (
     Check(_GROUP, "processes", "no process of the host listens on a published port", _processes, (_USED,)),
     Check(_GROUP, "flows", "no tracked UDP flow to a published port is stale", _flows, (_STALE,)),
+    Check("routes", "tracked flows", "no tracked UDP flow of a pod has an earlier address", _old_addresses, (_OLD,)),
 )

@@ -153,10 +153,11 @@ def _address_types(info: bytes, packet: Packet) -> bool | None:
 
 
 def _icmp(info: bytes, packet: Packet) -> bool | None:
-    kind = packet.payload(TRANSPORT, 0, 1)
+    kind = packet.payload(TRANSPORT, 0, 2)
     if packet.protocol not in (ICMP, ICMPV6) or kind is None:
         return False
-    return (info[0] in (_ANY_ICMP, kind[0])) != bool(info[3])
+    is_code = info[1] <= kind[1] <= info[2]
+    return (info[0] == _ANY_ICMP or (info[0] == kind[0] and is_code)) != bool(info[3])
 
 
 def _multiport(info: bytes, packet: Packet) -> bool | None:
