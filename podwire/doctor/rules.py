@@ -33,6 +33,7 @@ _GROUP = "packet filter"
 LEGACY = "iptables-legacy"  # a value of `Finding.objects`
 _ENDS = ("drop", "reject", "queue", "expire")
 _QUEUES = "/proc/net/netfilter/nfnetlink_queue"
+_FEW_PORTS = 1000
 _WORDS = {
     "drop": "drops",
     "reject": "rejects",
@@ -104,6 +105,12 @@ _SOURCE = Fault(
     "a rule that is not podwire's changes the source of the pods' packets to an address that this host does not have; "
     "or, a note, of packets to published ports, so that the pods do not see their clients' addresses",
     _ADVISED,
+)
+_FEW = Fault(
+    "few-source-ports",
+    Severity.WARNING,
+    "a rule masquerades the pods' packets with few source ports: the pods can open few connections to one server",
+    "remove the limit (`--to-ports`) in the program or script that created the rule",
 )
 _BYPASSED = Fault(
     "nat-bypassed",
@@ -180,7 +187,8 @@ def _takes_away(programs: _Programs, one: Happening) -> bool:
 def _takes_source(node: Node, one: Happening) -> bool:
     action = one.event.action
     if one.label in (probes.TO_OTHERS, probes.TO_LAN):
-        return action.kind == "snat" and action.address is not None and action.address not in host_addresses(node)
+        is_foreign = action.address is not None and action.address not in host_addresses(node)
+        return (action.kind == "snat" and is_foreign) or 0 < action.ports < _FEW_PORTS
     return one.label == probes.PUBLISHED and one.event.rule is not None
 
 
@@ -255,7 +263,7 @@ def _fault(culprit: Culprit) -> Fault:
     if kind in ("dnat", "redirect"):
         return _NAT
     if kind in ("snat", "masquerade"):
-        return _SOURCE
+        return _FEW if 0 < event.action.ports < _FEW_PORTS else _SOURCE
     if kind == "mss":
         return _SEGMENTS
     if kind not in _ENDS:
@@ -277,7 +285,9 @@ def _what(event: Event) -> str:
         word += " some of the"
     if event.action.kind == "dnat" and event.action.address:
         word = f"sends to {event.action.address}"
-    if event.action.kind == "snat" and event.action.address:
+    if 0 < event.action.ports < _FEW_PORTS:
+        word = f"leaves {event.action.ports} source port(s) to"
+    elif event.action.kind == "snat" and event.action.address:
         word = f"sets {event.action.address} as the source of"
     return f"{word}{', unless an earlier rule accepts them,' if event.fate is Fate.PERHAPS else ''}"
 
@@ -350,6 +360,6 @@ CHECKS = (
         "rules",
         "no pod is running that the packet filter could stop",
         _check,
-        (_DROPS, _POLICY, _SOME, _RESTRICTS, _PERHAPS, _CLOSED, _NAT, _SOURCE, _BYPASSED, _UNTRACKED, _SEGMENTS),
+        (_DROPS, _POLICY, _SOME, _RESTRICTS, _PERHAPS, _CLOSED, _NAT, _SOURCE, _FEW, _BYPASSED, _UNTRACKED, _SEGMENTS),
     ),
 )

@@ -137,8 +137,10 @@ def _end(options: list[tuple[str, bool, str]], packet: Packet) -> tuple[Action |
         return (None if "--queue-bypass" in values else Action("queue", port=int(number or 0))), UNCHANGED
     if target in _ACTIONS:
         address, port = _address(values.get("--to-destination") or values.get("--to-source") or "")
-        ports = values.get("--to-ports", "").partition("-")[0]
-        return Action(_ACTIONS[target], "", address, int(ports) if ports.isdigit() else port), UNCHANGED
+        ports, _, last = values.get("--to-ports", "").partition("-")
+        port = int(ports) if ports.isdigit() else port
+        count = int(last or ports) - port + 1 if target == "MASQUERADE" and (last or ports).isdigit() else 0
+        return Action(_ACTIONS[target], "", address, port, count), UNCHANGED
     if target == "CT" and "--notrack" in values:
         return Action("untrack"), UNCHANGED
     if target == "CT" and values.get("--zone", "0") != "0":

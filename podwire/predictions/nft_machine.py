@@ -305,8 +305,9 @@ class Machine:
             self.action = Action("queue", port=number_of(fields, 1))
         return Match.YES
 
-    def _masq(self, _fields: _Fields) -> Match:
-        self.action = Action("masquerade")
+    def _masq(self, fields: _Fields) -> Match:
+        first, last = self._port(fields, 2), self._port(fields, 3) or self._port(fields, 2)
+        self.action = Action("masquerade", ports=last - first + 1 if first else 0)
         return Match.YES
 
     def _redir(self, fields: _Fields) -> Match:

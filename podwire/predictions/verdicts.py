@@ -21,12 +21,14 @@ class Action(NamedTuple):
     """An action: accept, drop, reject, queue, jump, goto, return, dnat, snat, masquerade, redirect, untrack.
 
     `address` and `port` are the new ones of dnat and snat, None and 0 if unknown; of queue, `port` is its number.
+    `ports` is the number of source ports that snat and masquerade may use, 0 if a rule does not limit it.
     """
 
     kind: str
     chain: str = ""
     address: Address | None = None
     port: int = 0
+    ports: int = 0
 
 
 UNCHANGED = object()  # a rule that does not set the packet's mark

@@ -178,10 +178,15 @@ def target(name: str, revision: int, info: bytes, packet: Packet) -> tuple[Actio
     """Returns the action of a target, None for one that lets the packet continue, and the mark that it sets."""
     mark: object = UNCHANGED
     if name in ("DNAT", "SNAT", "NETMAP"):
-        return _translation(name, revision, info), mark
+        is_source = name == "SNAT" or (name == "NETMAP" and packet.oif != "" and not packet.iif)  # at POSTROUTING
+        return _translation("snat" if is_source else "dnat", revision, info)._replace(
+            ports=_port_count(info) * is_source
+        ), mark
     if name == "REDIRECT":
-        return Action("redirect", port=_translation(name, 2 if len(info) >= 40 else 0, info).port), mark
-    simple = {"MASQUERADE": "masquerade", "REJECT": "reject"}
+        return Action("redirect", port=_translation("dnat", 2 if len(info) >= 40 else 0, info).port), mark
+    if name == "MASQUERADE":
+        return Action("masquerade", ports=_port_count(info)), mark
+    simple = {"REJECT": "reject"}
     simple |= {"NOTRACK": "untrack", "DROP": "drop", "TARPIT": "drop"}
     if name in simple:
         return Action(simple[name]), mark
@@ -203,8 +208,16 @@ def target(name: str, revision: int, info: bytes, packet: Packet) -> tuple[Actio
     return None, mark
 
 
-def _translation(name: str, revision: int, info: bytes) -> Action:
-    kind = "snat" if name == "SNAT" else "dnat"
+def _port_count(info: bytes) -> int:
+    """Returns the number of ports of a range (nf_nat_range, or that of old IPv4 targets), 0 if it has none."""
+    flags_at, ports_at = (0, 36) if len(info) >= _RANGE2.size + 4 else (4, 16)
+    ports = info[ports_at : ports_at + 4]
+    if len(ports) < 4 or not info[flags_at] & 2:  # NF_NAT_RANGE_PROTO_SPECIFIED
+        return 0
+    return int.from_bytes(ports[2:], "big") - int.from_bytes(ports[:2], "big") + 1
+
+
+def _translation(kind: str, revision: int, info: bytes) -> Action:
     if revision >= 2 and len(info) >= _RANGE2.size + 4:
         flags, address, _ = _RANGE2.unpack_from(info)
         data = address if any(address[4:]) else address[:4]
