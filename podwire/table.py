@@ -2,7 +2,7 @@
 
 A row is never broken inside a word. What does not fit is tried in this order: columns without any value and optional
 columns are left out; cells with several words continue on the next line; each row becomes a block of lines. A word that
-is longer than the terminal is cut with an ellipsis in its middle.
+is longer than the terminal is cut with an ellipsis in its middle. Blocks have the optional columns, too.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ def lay_out(
     shown_rows = [[row[number] for number in columns] for row in rows]
     fitting = _shrink(shown_headers if with_headers else [""] * len(columns), shown_rows, width)
     if fitting is None:
-        lines = _blocks(shown_headers, shown_rows, width, shown_headers.index(title))
-        return Layout(tuple(lines), tuple(left_out))
+        return Layout(tuple(_blocks(headers, rows, width, headers.index(title))))
     above = [[Cell(header, "bold") for header in shown_headers]] if with_headers else []
     lines = (line for row in (*above, *shown_rows) for line in _row(row, fitting))
     return Layout(tuple(lines), tuple(left_out))
@@ -81,9 +80,10 @@ def wrap(text: str, width: int) -> list[str]:
     """Returns lines of whole words; a word longer than `width` is cut in its middle. With a width of 0, one line."""
     if not width or len(text) <= width:
         return [text]
+    start = " " * (len(text) - len(text.lstrip()))
     lines: list[str] = []
     for word in text.split():
-        shown = _cut(word, width)
+        shown = _cut(word, width) if lines else start + _cut(word, width - len(start))
         if lines and len(lines[-1]) + 1 + len(shown) <= width:
             lines[-1] += f" {shown}"
         else:
@@ -138,7 +138,7 @@ def _blocks(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: int, 
         for number, (header, cell) in enumerate(zip(headers, row, strict=True)):
             if number == title or cell.text in _NOTHING:
                 continue
-            label = f"{header.lower()} " if header else ""
+            label = f"{header.lower()}: " if header else ""
             used = sum(len(each.text) + spaces for each, spaces in line)
             if line and _GAP + used + len(label) + len(cell.text) > width:
                 yield [(Cell(""), _GAP), *line]

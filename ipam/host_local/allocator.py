@@ -107,9 +107,9 @@ def exhaustion_error(
     return CniError(Code.PLUGIN_NOT_AVAILABLE, f"{_exhausted_text(range_set)}: {usage}", _hint(store.directory))
 
 
-def format_size(addresses: int) -> str:
-    """Returns a number of addresses, as a power of two if it is too long to be read."""
-    return str(addresses) if addresses < _LARGE else f"2^{addresses.bit_length()}"
+def format_usage(in_use: int, size: int) -> str:
+    """Returns how many addresses of a range are in use, without the size of one that never becomes full (IPv6)."""
+    return f"{in_use} of {size}" if size < _LARGE else str(in_use)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Usage:
     stale: int
 
     def __str__(self) -> str:
-        used = f"{self.in_use} of {format_size(self.size)} in use"
+        used = f"{format_usage(self.in_use, self.size)} in use"
         return f"{used}, {self.stale} of them by containers that are no longer running"
 
     @classmethod

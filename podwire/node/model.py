@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cni.conf import Attachment
-from ipam.host_local.allocator import format_size
+from ipam.host_local.allocator import format_usage
 
 NO_ATTACHMENT = Attachment("", "")
 _PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}  # IPPROTO_*
@@ -164,7 +164,7 @@ class Range:
     in_use: int
 
     def __str__(self) -> str:
-        return f"{self.addresses}: {self.in_use} of {format_size(self.size)} in use"
+        return f"{self.addresses}: {format_usage(self.in_use, self.size)} in use"
 
     def to_json(self) -> dict[str, object]:
         """Returns this object's part of the JSON document."""

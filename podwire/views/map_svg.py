@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from podwire.node.model import HostInterface, Leak, Node, Pod, State, fold_ports, format_rate
+from podwire.node.model import HostInterface, Leak, Node, Pod, State, fold_ports, format_rate, short_id
+from podwire.views.selection import FINE, lacks_rules
 from podwire.views.shot import Shot
 
 _WIDTH, _LINE, _PAD, _GAP = 250, 15, 8, 14  # of a box, a text line, inside boxes, between boxes; pixels
 _MARGIN = 20
-_CHARACTERS = 36  # that fit into a box
+_CHARACTERS, _TITLE_CHARACTERS = 36, 26  # that fit into a box
 _SMALL_WIDTH, _SMALL_CHARACTERS = 164, 20
 _LEFT = 250  # of the column with host and bridges
 _LONG = 180  # of a line below the map
@@ -24,7 +25,7 @@ _FEW = 24  # pods that have boxes with all properties
 _MOST_LINES = 14  # of the host's box
 _LEGEND = (
     ("pod", "in order"),
-    ("wrong", "has a fault, or was not checked"),
+    ("wrong", "has a fault, or could not be inspected"),
     ("leaked", "no longer running: its objects are leaked"),
     ("bridge", "bridge or network"),
     ("host", "the node with its addresses"),
@@ -33,18 +34,19 @@ _LEGEND = (
 
 @dataclass(frozen=True)
 class _Grid:
-    """The pods' boxes: their width, their number in a row, the characters in a line; `is_small`: with two lines."""
+    """The pods' boxes: their width, their number in a row, the characters in a line and a title; `is_small`: with two lines."""
 
     width: int
     columns: int
     characters: int
+    title_characters: int
     is_small: bool = False
 
 
 _STYLE = """\
 text { font: 12px sans-serif; fill: #1a1a1a } .title { font-weight: bold } .small { font-size: 11px; fill: #444 }
 rect, .swatch { fill: #f7f9fc; stroke: #7a8aa0; rx: 4 } .host { fill: #eef3ea; stroke: #6f8f5f }
-.bridge { fill: #fff6e0; stroke: #b08a2e } .wrong { fill: #fff3d6; stroke: #b06000 }
+.bridge { fill: #dfeafb; stroke: #3b6fb6 } .wrong { fill: #ffe3b3; stroke: #b06000 }
 .leaked { fill: #fde8e8; stroke: #c62828 } text.leaked { fill: #b71c1c; stroke: none }
 path { fill: none; stroke: #9aa8ba } path.leaked { fill: none; stroke: #c62828; stroke-dasharray: 4 3 }
 path.swatch.leaked { fill: #fde8e8; stroke-dasharray: none }"""
@@ -95,10 +97,10 @@ class _Picture:
 def render(node: Node, shot: Shot) -> str:
     """Returns the map as one SVG document."""
     if len(node.pods) <= _FEW:
-        return _document(_draw(node, shot, _Grid(_WIDTH, 4, _CHARACTERS)))
+        return _document(_draw(node, shot, _Grid(_WIDTH, 4, _CHARACTERS, _TITLE_CHARACTERS)))
     columns = 4
     while True:
-        picture = _draw(node, shot, _Grid(_SMALL_WIDTH, columns, _SMALL_CHARACTERS, is_small=True))
+        picture = _draw(node, shot, _Grid(_SMALL_WIDTH, columns, _SMALL_CHARACTERS, _SMALL_CHARACTERS, is_small=True))
         if picture.width >= picture.height * _SHAPE or columns >= len(node.pods):
             return _document(picture)
         columns += 1
@@ -112,7 +114,9 @@ def _draw(node: Node, shot: Shot, grid: _Grid) -> _Picture:
     pods = f"{len(node.pods)} attachment{'s' * (len(node.pods) != 1)}"
     picture.text(_MARGIN, y, f"{shot.time}, podwire {shot.version}, {pods}", "small")
     y = _legend(picture, y + _GAP)
-    picture.box(_MARGIN, y, _host(shot.node, node.host_interfaces))
+    host = _host(shot.node, node.host_interfaces)
+    picture.box(_MARGIN, y, host)
+    stem = y + host.height // 2
     for number, line in enumerate(_networks(node)):
         picture.text(_MARGIN + _LEFT + 3 * _GAP, y + _LINE * (number + 1), line, "small")
     y = picture.height + _GAP
@@ -120,6 +124,7 @@ def _draw(node: Node, shot: Shot, grid: _Grid) -> _Picture:
     for bridge in node.bridges:
         on_bridge = [pod for pod in node.pods if pod.bridge == bridge.name or _belongs(node, pod, bridge)]
         drawn.update(id(pod) for pod in on_bridge)
+        picture.wire(f"M{_MARGIN} {stem} H{_MARGIN // 2} V{y + _LINE} H{_MARGIN}", "wire")
         y = _group(picture, y, _bridge(node, bridge), on_bridge, grid)
     rest = [pod for pod in node.pods if id(pod) not in drawn]
     for network in dict.fromkeys(pod.network for pod in rest):
@@ -198,11 +203,9 @@ def _bridge(node: Node, bridge: HostInterface) -> _Box:
 
 def _pod(pod: Pod, grid: _Grid) -> _Box:
     """Returns the box of a pod: name, network, interfaces, addresses, host ports, limits, state."""
-    is_fine = pod.state in (State.OK, State.NOT_CHECKED) and not any(port.confirmed is False for port in pod.host_ports)
-    kind = "leaked" if pod.leaked else "pod" if is_fine else "wrong"
-    lines = [pod.pod or pod.attachment.container_id or "?"]
-    if pod.pod:
-        lines.append(pod.attachment.container_id[:12])
+    kind = "leaked" if pod.leaked else "pod" if pod.state in FINE and not lacks_rules(pod) else "wrong"
+    container = short_id(pod.attachment.container_id) or "?"
+    lines = [pod.pod, container] if pod.pod else [container]
     lines.append(f"network {pod.network}")
     lines.append(f"{pod.attachment.ifname or '?'} - {pod.host_side or 'no host interface'}")
     lines += pod.addresses
@@ -213,11 +216,13 @@ def _pod(pod: Pod, grid: _Grid) -> _Box:
     ]
     if pod.state is not State.OK or pod.leaked:
         lines.append(f"{pod.state}{', leaked' if pod.leaked else ''}")
+    namespace, _, name = lines[0].rpartition("/")
+    title = _without_middle(name, grid.title_characters)
     if grid.is_small:
-        name = _without_middle(pod.pod.partition("/")[2] or lines[0], grid.characters)
         second = pod.addresses[0].partition("/")[0] if pod.addresses else "no address"
-        return _Box(kind, [name, second], " | ".join(lines), grid.width, grid.characters)
+        return _Box(kind, [title, second], " | ".join(lines), grid.width, grid.characters)
     names = pod.network, pod.attachment.container_id, pod.attachment.ifname, pod.pod, pod.netns
+    lines[:1] = [title, f"namespace {namespace}"] if namespace else [title]
     return _Box(kind, lines, " ".join(filter(None, names)))
 
 

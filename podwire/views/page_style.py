@@ -9,7 +9,7 @@ h1 { font-size: 1.3rem; margin: .8rem 0 0 } h2 { font-size: 1.1rem } p { margin:
 nav { padding-bottom: .6rem } nav a { margin-right: 1rem }
 table { border-collapse: collapse; width: 100% }
 th, td { text-align: left; padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top }
-td { overflow-wrap: anywhere } thead th { position: sticky; top: 0; background: Canvas }
+thead th { position: sticky; top: 0; background: Canvas }
 #table th { cursor: pointer; user-select: none } th[aria-sort=ascending]::after { content: " \\25B2" }
 th[aria-sort=descending]::after { content: " \\25BC" }
 form { display: flex; flex-wrap: wrap; gap: .8rem; margin-bottom: .6rem } #search { flex: 1 1 16rem; padding: .2rem }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipam.host_local.allocator import format_size
+from ipam.host_local.allocator import format_usage
 from podwire.node.model import Leak, Node, NodeNetwork, Pod, State, fold_ports, format_rate, short_id
 from podwire.output import Cell, Output, Text, plural
 from podwire.views.selection import FINE, lacks_rules
@@ -81,10 +81,7 @@ def _networks(networks: tuple[NodeNetwork, ...], out: Output) -> None:
 
 def _in_use(in_use: int, size: int, addresses: str) -> list[Text]:
     full = in_use >= size
-    return [
-        addresses,
-        Cell(f"{in_use} of {format_size(size)}", "bad" if full else ""),
-    ]
+    return [addresses, Cell(format_usage(in_use, size), "bad" if full else "")]
 
 
 def print_pods(pods: tuple[Pod, ...], out: Output, *, with_headers: bool = True) -> None:
@@ -130,7 +127,7 @@ def _row(pod: Pod) -> list[Text]:
         pod.attachment.ifname or "-",
         pod.host_side or "-",
         " ".join(pod.addresses) or "-",
-        ports or "-",
+        Cell(ports or "-", "bad" if lacks_rules(pod) else ""),
         limits(pod) or "-",
         Cell(str(pod.state), style),
     ]

@@ -1,6 +1,7 @@
 """The tool with caches of containerd 1.6 and podman 4: no namespaces, and a loopback network for each pod."""
 
 import json
+import re
 
 import pytest
 
@@ -99,13 +100,13 @@ def test_attachment_that_cannot_be_repaired_is_a_failure(node, sandbox):
     assert done.stdout.endswith("1 attachment: 1 not repaired\n")
 
 
-def test_names_are_complete_and_large_ranges_abbreviated(host, tmp_path, sandbox):
-    """A container ID that is not a hash is not cut, and a range of 2^64 addresses is printed as 2^64."""
+def test_names_are_complete_and_large_ranges_have_no_size(host, tmp_path, sandbox):
+    """A container ID that is not a hash is not cut, and of a range of 2^64 addresses only the used ones are counted."""
     assert short_id("4c18d800e07d12017a2677bf4a1284be58f2413eccfe514b8a31d4fc5161ff45") == "4c18d800e07d"
     assert short_id("default-three") == "default-three"
     doctor_node = DoctorNode(host, tmp_path)
     doctor_node.attach(doctor_node.add_sample("20-dual-stack.conflist"), sandbox)
-    assert " of 2^64\n" in doctor_node.podwire("show").stdout
+    assert re.search(r" 1 of \d+\n.* 1\n", doctor_node.podwire("show").stdout)
 
 
 def test_address_is_listed_once(node, sandbox):

@@ -52,7 +52,7 @@ def test_optional_columns_are_left_out_first():
 def test_column_with_a_fault_is_not_left_out():
     """A column with a cell in the style of a fault stays, whatever the width."""
     cells = [[Cell("podnet", "bad"), *map(Cell, row[1:])] for row in ROWS]
-    assert lay_out(HEADERS, cells, 40, optional=("CONTAINER", "NETWORK")).left_out == ("CONTAINER",)
+    assert lay_out(HEADERS, cells, 77, optional=("CONTAINER", "NETWORK")).left_out == ("CONTAINER",)
 
 
 def test_cells_of_several_words_continue_below():
@@ -67,12 +67,13 @@ def test_cells_of_several_words_continue_below():
 
 
 def test_narrow_terminal_has_a_block_for_each_row():
-    """On a narrow terminal a row is a block below its title, and a word that is too long loses its middle."""
-    assert lines(40, title="POD")[:4] == [
+    """On a narrow terminal a row is a block with all columns; a word that is too long loses its middle."""
+    assert lines(40, title="POD", optional=("CONTAINER",))[:5] == [
         "default/web-0",
-        "  network podnet  container 4f2c81a0b1c2",
-        "  addresses 10.22.0.2/24 fd00:22::2/64",
-        "  state ok",
+        "  network: podnet",
+        "  container: 4f2c81a0b1c2",
+        "  addresses: 10.22.0.2/24 fd00:22::2/64",
+        "  state: ok",
     ]
     assert "kube-system/cor\N{HORIZONTAL ELLIPSIS}78c9869d-x7k2p" in lines(30, title="POD")
 
@@ -102,6 +103,7 @@ def test_text_is_wrapped_at_words():
     assert wrap("one two three", 8) == ["one two", "three"]
     assert wrap("one two three", 0) == ["one two three"]
     assert wrap("", 5) == [""]
+    assert wrap("  one two three", 9) == ["  one two", "three"]
 
 
 def test_output_without_a_terminal_is_not_wrapped():

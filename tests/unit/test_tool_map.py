@@ -69,8 +69,7 @@ def test_boxes_do_not_overlap(count):
         if x < other_x + other_w and other_x < x + w and y < other_y + other_h and other_y < y + h
     ]
     assert overlapping == []
-    name = "default/pod-{}" if count <= 24 else "pod-{}"  # small boxes have the name without the namespace
-    assert [name.format(number) for number in range(count) if name.format(number) not in texts(picture)] == []
+    assert [f"pod-{number}" for number in range(count) if f"pod-{number}" not in texts(picture)] == []
 
 
 def test_many_pods_fit_on_a_page():
@@ -106,19 +105,27 @@ def test_map_has_all_properties():
         2026-11-25 12:00:00Z, podwire 1.2.3, 1 attachment
         network net (bridge): 2 attached; 10.22.0.1-10.22.0.254: 2 of 253 in use
         in order
-        has a fault, or was not checked
+        has a fault, or could not be inspected
         no longer running: its objects are leaked
         node node-1
         network net
         ens3  192.0.2.7/24
         bridge cni0
         10.22.0.1/24
+        pod-1
+        namespace default
         eth0 - veth1
         10.22.0.2/24
         host port 8080->80/tcp (no rule)
         receives 10 Mbit/s
         sends 2.5 Mbit/s"""
     assert [line.strip() for line in expected.splitlines()[1:] if line.strip() not in picture] == []
+
+
+def test_lines_lead_from_the_node_to_each_pod():
+    """A line goes from the node's box to each bridge, and from the bridge to each pod with an interface on the host."""
+    root = ElementTree.fromstring(render(node_of(pod(1), pod(2), pod(3, host_interface=""))))
+    assert sum(item.attrib.get("class") == "wire" for item in root.iter(f"{SVG}path")) == 1 + 1 + 2
 
 
 def test_leaked_objects_are_red():
