@@ -48,11 +48,19 @@ class Output:
         """Prints podwire's own text of several lines (a map, a man page) unchanged."""
         self._print_line(text.rstrip("\n"))
 
-    def print_text(self, text: Text, indent: str = "") -> None:
-        """Prints a text in lines of whole words that fit the terminal, the second and further ones indented."""
-        cell = _escaped(text)
-        for number, line in enumerate(wrap(cell.text, self.width and self.width - len(indent))):
-            self._print_line((indent if number else "") + self._shown(Cell(line, cell.style)))
+    def print_text(self, text: Text, indent: str = "", lead: Text = "") -> None:
+        """Prints a text in lines of whole words that fit the terminal, the second and further ones indented.
+
+        `lead` are the first words, with a style of their own. Do not use it for commands, which are pasted.
+        """
+        cell, first = _escaped(text), _escaped(lead)
+        whole = f"{first.text} {cell.text}" if first.text else cell.text
+        before = " " * (len(whole) - len(whole.lstrip()))
+        lines = wrap(whole.lstrip(), self.width and self.width - max(len(indent), len(before)))
+        for number, line in enumerate(lines):
+            start = indent if number else self._shown(Cell(first.text.rstrip(), first.style))
+            rest = line if number else f"{before}{line}"[len(first.text.rstrip()) :]
+            self._print_line((start + self._shown(Cell(rest, cell.style))).rstrip())
 
     def print_table(
         self,

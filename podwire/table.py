@@ -80,10 +80,9 @@ def wrap(text: str, width: int) -> list[str]:
     """Returns lines of whole words; a word longer than `width` is cut in its middle. With a width of 0, one line."""
     if not width or len(text) <= width:
         return [text]
-    start = " " * (len(text) - len(text.lstrip()))
     lines: list[str] = []
     for word in text.split():
-        shown = _cut(word, width) if lines else start + _cut(word, width - len(start))
+        shown = _cut(word, width)
         if lines and len(lines[-1]) + 1 + len(shown) <= width:
             lines[-1] += f" {shown}"
         else:

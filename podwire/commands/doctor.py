@@ -143,16 +143,16 @@ def _json(check: Check, finding: Finding) -> dict[str, object]:
 
 def _print(findings: Findings, out: Output, *, everything: bool) -> None:
     for severity in (Severity.PROBLEM, Severity.WARNING, Severity.NOTE):
-        for check, finding in findings:
-            if finding.severity == severity and finding.name != UNSEEN.name:
-                _print_one(check, finding, out)
+        seen = [one for one in findings if one[1].severity == severity and one[1].name != UNSEEN.name]
+        for fix in dict.fromkeys((finding.fix, finding.advice) for _, finding in seen):
+            _print_fault([one for one in seen if (one[1].fix, one[1].advice) == fix], out)
     unseen = [(check, finding) for check, finding in findings if finding.name == UNSEEN.name]
     _print_unseen(unseen, out)
     for group in dict.fromkeys(check.group for check, _ in findings):
         fine = [finding for check, finding in findings if check.group == group and finding.severity == Severity.OK]
         if everything:
             for finding in fine:
-                out.print(Cell("ok", "good"), f"{group}:", *_subject(finding), finding.text)
+                out.print_text(f"{group}: {_described(finding)}", "   ", Cell("ok", "good"))
         elif fine:
             out.print(Cell("ok", "good"), f"{group}: {len(fine)} in order")
     counts = [sum(finding.severity == severity for _, finding in findings) for severity in Severity]
@@ -168,25 +168,31 @@ def _print_unseen(unseen: Findings, out: Output) -> None:
     for _, finding in unseen:
         subjects.setdefault((finding.text, finding.fix), []).append(finding.subject)
     for (text, fix), names in subjects.items():
-        out.print(Cell("not seen", "warning"), f"{', '.join(names)}: {text}")
-        out.print("  fix:", Cell(fix, "bold"))
+        out.print_text(f"{', '.join(names)}: {text}", "    ", Cell("not seen", "warning"))
+        out.print_text(Cell(fix, "bold"), "    ", "  fix:")
 
 
-def _print_one(check: Check, finding: Finding, out: Output) -> None:
-    name = Cell(finding.severity.value, _STYLES[finding.severity])
-    out.print(name, f"{check.group}:", *_subject(finding), finding.text)
-    if finding.fix:
-        out.print("  fix:", Cell(finding.fix, "bold"))
-    if finding.advice and finding.advice != finding.fix:
-        out.print("  note:", finding.advice)
-    if finding.consequences:
-        subjects = list(dict.fromkeys(f"{one.name} ({one.subject})" for one in finding.consequences))
-        more = f" and {len(subjects) - _MOST_CONSEQUENCES} more" if len(subjects) > _MOST_CONSEQUENCES else ""
-        out.print(Cell(f"  probably also ended by that: {', '.join(subjects[:_MOST_CONSEQUENCES])}{more}", "dim"))
+def _print_fault(findings: Findings, out: Output) -> None:
+    """Prints findings that have the same fix, and below them the fix, once."""
+    for check, finding in findings:
+        name = Cell(finding.severity.value, _STYLES[finding.severity])
+        out.print_text(f"{check.group}: {_described(finding)}", "    ", name)
+    first = findings[0][1]
+    if first.commands:
+        out.print("  fix:", Cell(first.fix, "bold"))
+    elif first.fix:
+        out.print_text(Cell(first.fix, "bold"), "    ", "  fix:")
+    if first.advice and first.advice != first.fix:
+        out.print_text(first.advice, "    ", "  note:")
+    also = dict.fromkeys(f"{one.name} ({one.subject})" for _, finding in findings for one in finding.consequences)
+    if also:
+        more = f" and {len(also) - _MOST_CONSEQUENCES} more" if len(also) > _MOST_CONSEQUENCES else ""
+        text = f"  probably also ended by that: {', '.join([*also][:_MOST_CONSEQUENCES])}{more}"
+        out.print_text(Cell(text, "dim"), "    ")
 
 
-def _subject(finding: Finding) -> list[str]:
-    return [f"{finding.subject}:"] if finding.subject else []
+def _described(finding: Finding) -> str:
+    return f"{finding.subject}: {finding.text}" if finding.subject else finding.text
 
 
 COMMAND = Command(

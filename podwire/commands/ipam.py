@@ -180,8 +180,8 @@ def _unseen(snapshot: Snapshot, network: str) -> list[str]:
 
 def _print(context: Context, snapshot: Snapshot, items: list[Finding], unseen: list[str], network: str) -> None:
     for item in items:
-        context.out.print(f"{item.network}:", Cell(item.description, "bad"))
-        context.out.print(" ", item.fix)
+        context.out.print_text(Cell(item.description, "bad"), "    ", f"{item.network}:")
+        context.out.print("  fix:", item.fix)
     ipam_cluster.print_unseen(context, unseen)
     if not items:
         number = sum(line.state is not ReservationState.LAST for line in reservations.entries(snapshot, network))

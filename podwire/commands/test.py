@@ -24,7 +24,6 @@ from podwire.command import (
 )
 from podwire.commands.trace import print_suspect
 from podwire.node.inspection import read_snapshot
-from podwire.node.model import Pod
 from podwire.node.records import Directories
 from podwire.output import Cell, Output, plural
 from podwire.probe.run import Result, State, test_limits, test_pods
@@ -35,6 +34,7 @@ from process import signals
 _STYLES = {State.OK: "good", State.LOST: "bad", State.SLOW: "warning", State.WRONG: "bad"}
 _TIMEOUT_S = 1.0
 _TITLE, _WAY = 21, 41  # the widths of columns; IPv6 needs more
+_INDENT = " " * 6  # of what stands below a path
 _DESCRIPTION = """\
 Sends real packets on the paths of pods, from inside their network namespaces, and prints a line for each path: ok, lost
 or slow. Below a lost one is the first suspect, found by a trace of the same packet (`podwire trace`).
@@ -101,7 +101,7 @@ def _round(context: Context, options: Namespace) -> Status:
     snapshot = read_snapshot(Directories(conf_dir(context, options), options.cache_dir), rules=False)
     unseen = [*snapshot.records.unread, *snapshot.kernel.unseen]
     results: list[Result] = []
-    previous: Pod | None = None
+    previous: Result | None = None
     with Topology(snapshot) as topology, ExitStack() as stack:
         names = [*options.pods, *options.pod]
         pods = [pod for name in names for pod in topology.attachments(name)] if names else list(topology.pods)
@@ -112,7 +112,7 @@ def _round(context: Context, options: Namespace) -> Status:
             context.progress.clear()
             if not context.out.as_json and (options.every is None or result.state is not State.OK):
                 _print(result, previous, context.out)
-                previous = result.path.pod
+                previous = result
             context.progress.show(f"{plural(len(results), 'path')} tested")
         context.progress.clear()
     bad = any(result.state.is_bad for result in results)
@@ -124,18 +124,19 @@ def _round(context: Context, options: Namespace) -> Status:
     return exit_status(wrong=bad, complete=not unseen)
 
 
-def _print(result: Result, previous: Pod | None, out: Output) -> None:
+def _print(result: Result, previous: Result | None, out: Output) -> None:
     """Prints a line for a path, below the name of its pod if the line above is of another one."""
     path = result.path
-    if path.pod != previous:
+    if previous is None or path.pod != previous.path.pod:
         out.print(Cell(name_of(path.pod), "bold"))
     time_text = "" if result.ms is None else f"{result.ms:.1f} ms"
-    words = [f"{path.title:<{_TITLE}}", f"{path.way:<{_WAY}}", time_text]
-    out.print(
-        Cell(f"{result.state:<5}", _STYLES[result.state]), *words, *([f"({result.detail})"] if result.detail else ())
-    )
-    if result.suspect:
-        print_suspect(result.suspect, out, " " * 6)
+    ending = " ".join(filter(None, (time_text, result.detail and f"({result.detail})")))
+    text = f"{path.title:<{_TITLE}} {path.way:<{_WAY}} {ending}".rstrip()
+    out.print_text(text, _INDENT, Cell(f"{result.state:<5}", _STYLES[result.state]))
+    if result.suspect and previous and result.suspect == previous.suspect:
+        out.print(f"{_INDENT}suspect: as above")
+    elif result.suspect:
+        print_suspect(result.suspect, out, _INDENT)
 
 
 def _print_summary(out: Output, results: list[Result], pods: int, unseen: Iterable[str], *, timed: bool) -> None:

@@ -21,7 +21,7 @@ from podwire.node.records import Directories
 from podwire.output import Cell, Output
 from podwire.trace import destination, run
 from podwire.trace.outside import ExternalHost, joined
-from podwire.trace.place import EXTERNAL
+from podwire.trace.place import EXTERNAL, NODE
 from podwire.trace.run import Trace
 from podwire.trace.suspect import Suspect
 from podwire.trace.topology import Topology
@@ -91,7 +91,7 @@ def _print(trace: Trace, out: Output) -> None:
         "delivered": "the packet arrived; the program there sent no answer",
         "lost": "the packet or its answer was lost",
     }
-    out.print(Cell(str(trace.outcome), style), texts[trace.outcome])
+    out.print(Cell(f"{trace.outcome}:", style), texts[trace.outcome])
     if trace.suspect:
         print_suspect(trace.suspect, out, "")
     for text in trace.unseen:
@@ -101,9 +101,10 @@ def _print(trace: Trace, out: Output) -> None:
 def print_suspect(suspect: Suspect, out: Output, indent: str) -> None:
     """Prints a suspect, its owner, and the command that shows it."""
     owner = f" (owner: {suspect.owner})" if suspect.owner else ""
-    out.print(Cell(f"{indent}suspect:", "bold"), f"{suspect.place}: {suspect.text}{owner}")
+    out.print_text(f"{suspect.place}: {suspect.text}{owner}", indent or "  ", Cell(f"{indent}suspect:", "bold"))
     if suspect.look:
-        out.print(f"{indent}look: {suspect.look}")
+        where = "" if suspect.place == NODE else f" in {suspect.place}"
+        out.print(f"{indent}look{where}: {suspect.look}")
 
 
 COMMAND = Command(

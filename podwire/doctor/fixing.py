@@ -83,10 +83,10 @@ class _Repair:
         return None
 
     def _show(self, finding: Finding, command: str) -> None:
-        self._out.print(Cell(finding.severity.value, "bold"), f"{finding.subject}: {finding.text}")
+        self._out.print_text(f"{finding.subject}: {finding.text}", "    ", Cell(finding.severity.value, "bold"))
         self._out.print("  command:", Cell(command, "bold"))
         if finding.advice:
-            self._out.print("  note:", finding.advice)
+            self._out.print_text(finding.advice, "    ", "  note:")
 
     def _ask(self) -> str:
         """Returns the operator's answer, "y", "n" or "q"; "q" at the end of the input."""

@@ -65,7 +65,9 @@ class Path(NamedTuple):
 
     @property
     def way(self) -> str:
-        """The addresses, the port, and the pod at the other end of "pod-to-pod"."""
+        """The addresses, the port, and the pod at the other end of "pod-to-pod"; or the one address."""
+        if self.kind == DUPLICATE:
+            return str(self.destination)
         port = f" port {self.port}" if self.port else ""
         other = f" ({self.target.name})" if self.name == "pod-to-pod" and self.target else ""
         return f"{self.source_address} > {self.destination}{port}{other}"

@@ -215,7 +215,7 @@ def _open(path: Path, timeout_s: float, stack: ExitStack) -> Attempt | Result:
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
             suspect = tracing.missing_address(path.source, path.source_address)
-            return Result(path, State.LOST, None, suspect.text, suspect)
+            return Result(path, State.LOST, None, "cannot send", suspect)
         return Result(path, State.LOST, None, f"cannot send: {error.strerror}")
 
 

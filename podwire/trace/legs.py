@@ -206,7 +206,7 @@ def list_links(topology: Topology, flow: Flow) -> Iterator[tuple[Place, Link | N
 def missing_address(place: Place, address: Address) -> Iterator[Suspect]:
     """Yields that a place does not have an address."""
     if not place.has(address):
-        text = f"{place.name} does not have the address {address} any more"
+        text = f"no interface has the address {address} any more"
         yield Suspect("address", place.name, text, str(address), look="ip address")
 
 

@@ -15,6 +15,7 @@ from kernel.netfilter import conntrack, conntrack_cleanup, nft, nft_trace
 from kernel.netfilter.conntrack import Flow as TrackedFlow
 from kernel.netfilter.nft_trace import Tuple
 from kernel.packet_tap import UDP
+from podwire.output import plural
 from podwire.trace import hops, judge, rules
 from podwire.trace.exchange import Exchange, Flow, Observation, answer_tuples, observe
 from podwire.trace.hops import Hop
@@ -92,7 +93,7 @@ def run(topology: Topology, flow: Flow, *, tries: int = 2, interval_s: float = 0
 
 def missing_address(place: Place, address: Address) -> Suspect:
     """Returns the suspect for an address that its place does not have, or that duplicate address detection refused."""
-    text = f"{place.name} cannot use its address {address}: the interface does not have it, or it is a duplicate"
+    text = f"the address {address} cannot be used: the interface does not have it, or it is a duplicate"
     return Suspect("address", place.name, text, str(address), look="ip address")
 
 
@@ -126,7 +127,7 @@ def find_stale(topology: Topology, flow: Flow) -> Suspect | None:
     where = "this node" if not first.reply_source or topology.node.has(first.reply_source[0]) else first.reply_source[0]
     text = (
         f"connection tracking still sends packets from {first.source} port {first.source_port} to {where}, not to "
-        f"{flow.target.name}: {len(stale)} stale flow(s), for as long as the client sends"
+        f"{flow.target.name}: {plural(len(stale), 'stale flow')}, for as long as the client sends"
     )
     look = f"conntrack -L -p udp --orig-port-dst {flow.port}"
     return Suspect("stale-conntrack", topology.node.name, text, f"{first.source}:{first.source_port}", look=look)

@@ -19,9 +19,9 @@ _NAME_WIDTH = 12
 def print_step(out: Output, step: Step) -> None:
     """Prints the line of one step, with its hint and stderr below."""
     end = Cell("ok", "good") if step.error is None else Cell(f"error: {step.error.msg}", "bad")
-    out.print(step.kind.ljust(_NAME_WIDTH), step.command.ljust(6), f"{step.ms:8.1f} ms ", end)
+    out.print_text(end, "  ", f"{step.kind.ljust(_NAME_WIDTH)} {step.command.ljust(6)} {step.ms:8.1f} ms ")
     if step.error and step.error.details:
-        out.print(f"  {step.error.details}")
+        out.print_text(f"  {step.error.details}", "  ")
     for text in step.stderr.splitlines():
         out.print(f"  stderr: {text}")
 

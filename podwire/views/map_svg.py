@@ -34,7 +34,7 @@ _LEGEND = (
 
 @dataclass(frozen=True)
 class _Grid:
-    """The pods' boxes: their width, their number in a row, the characters in a line and a title; `is_small`: with two lines."""
+    """The pods' boxes: their width, number in a row, characters in a line and a title; `is_small`: with two lines."""
 
     width: int
     columns: int
@@ -222,7 +222,7 @@ def _pod(pod: Pod, grid: _Grid) -> _Box:
         second = pod.addresses[0].partition("/")[0] if pod.addresses else "no address"
         return _Box(kind, [title, second], " | ".join(lines), grid.width, grid.characters)
     names = pod.network, pod.attachment.container_id, pod.attachment.ifname, pod.pod, pod.netns
-    lines[:1] = [title, f"namespace {namespace}"] if namespace else [title]
+    lines[:1] = [title, f"namespace {namespace or '-'}"] if pod.pod else [title]
     return _Box(kind, lines, " ".join(filter(None, names)))
 
 

@@ -57,7 +57,7 @@ def test_way_of_a_packet(node, new_sandbox):
     assert translation["owner"] == "podwire"
     assert "192.0.2.1:8080 becomes 10.22.0.2:80 by ip cni_hostport hostports handle" in translation["text"]
     done = node.podwire("trace", "outside", ":8080")
-    assert done.stdout.splitlines()[-1] == "answered the answer came back"
+    assert done.stdout.splitlines()[-1] == "answered: the answer came back"
 
 
 @NFTABLES

@@ -103,7 +103,6 @@ def test_text_is_wrapped_at_words():
     assert wrap("one two three", 8) == ["one two", "three"]
     assert wrap("one two three", 0) == ["one two three"]
     assert wrap("", 5) == [""]
-    assert wrap("  one two three", 9) == ["  one two", "three"]
 
 
 def test_output_without_a_terminal_is_not_wrapped():
@@ -112,6 +111,13 @@ def test_output_without_a_terminal_is_not_wrapped():
         stream = io.StringIO()
         Output(stream, width=width).print_text("one two three", "  ")
         assert stream.getvalue() == printed
+
+
+def test_first_words_have_a_style():
+    """The words before a text may have a style of their own, and are indented; the text goes on below them."""
+    stream = io.StringIO()
+    Output(stream, colour=True, width=14).print_text("one two three", "    ", Cell("  fix:", "bold"))
+    assert stream.getvalue() == "\033[1m  fix:\033[0m one\n    two three\n"
 
 
 class FullDisk(io.StringIO):
