@@ -19,7 +19,7 @@ from podwire.commands.show import add_places, places
 from podwire.node.inspection import read_snapshot
 from podwire.node.model import Pod, State, format_rate, short_id
 from podwire.node.snapshot import Snapshot
-from podwire.output import Cell, Output, Text
+from podwire.output import Cell, Output, Text, plural
 from podwire.views import selection, terminal
 from podwire.views.rates import Counts, Rate, compute_rates, read_counts
 from process import signals
@@ -129,7 +129,7 @@ def _print(rates: list[Rate], now: Counts, out: Output) -> None:
         percent = 100 * now.conntrack.count // max(now.conntrack.limit, 1)
         style = "bad" if percent >= 90 else "warning" if percent >= 70 else ""
         summary = f"{now.conntrack.count} of {now.conntrack.limit} connections tracked ({percent} %)"
-        out.print(f"{len(rates)} attachments,", Cell(summary, style))
+        out.print(f"{plural(len(rates), 'attachment')},", Cell(summary, style))
     if not rates:
         out.print("no running attachments")
         return

@@ -24,6 +24,7 @@ from podwire.delegates import is_flannel
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, mount_point, read_text
 from podwire.doctor.run import Run
+from podwire.output import plural
 
 _GROUP = "addresses"
 _NEARLY_PERCENT = 90
@@ -107,7 +108,7 @@ def _ranges(node: Node) -> Iterator[Finding]:
         if stale and not node.unseen(name):
             yield _STALE.finding(
                 name,
-                f"{stale} address(es) in {store.directory} are reserved for containers that are no longer running",
+                f"{store.directory} reserves {plural(stale, 'address')} for containers that are no longer running",
                 node.command("gc", name),
             )
 

@@ -19,6 +19,7 @@ from podwire.checking import LIMIT_S, NETNS_NOT_VISIBLE, Failure, Verdict
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Node
 from podwire.doctor.pods import attachment_key
+from podwire.output import plural
 
 _GROUP = "attachments"
 _MAX_REPORTED = 5  # attachments with one fault in one network; the rest is counted
@@ -110,13 +111,13 @@ def _look(node: Node) -> Iterator[Finding]:
 
 def _summary(node: Node, tally: _Tally) -> Iterator[Finding]:
     """Yields how many attachments were checked, and why others were not."""
-    text = f"{tally.checked} of {len(node.running)} attachments were checked; not "
+    text = f"{tally.checked} of {plural(len(node.running), 'attachment')} checked; not "
     for fault, reasons in ((UNSEEN, tally.unseen), (_NOT_ALL, tally.skipped)):
         if reasons:
             counts = "; ".join(f"{number}: {reason}" for reason, number in reasons.items())
             yield fault.finding("attachments", text + counts, "check one attachment with: podwire check NETWORK NETNS")
     if tally.checked and not (tally.unseen or tally.skipped):
-        yield ok_finding("check", "attachments", f"all {tally.checked} were checked")
+        yield ok_finding("check", "", f"CHECK was run for {plural(tally.checked, 'attachment')}")
 
 
 def _remark_fix(node: Node, network: str, line: str) -> str:

@@ -280,5 +280,5 @@ CHECKS = (
     Check(_GROUP, "subnets", "no two networks allocate the same addresses", _subnets, (_TOGETHER,)),
     Check(_GROUP, "host", "the host has no other route to the pods' subnets", _host, (_ON_HOST,)),
     Check(_GROUP, "flannel", "no network lacks flannel's subnet", _flannel, (_NO_SUBNET,)),
-    Check(_GROUP, "leftovers", "nothing remains of another CNI", _leftovers, (_OTHERS,)),
+    Check(_GROUP, "leftovers", "no file or interface of another CNI remains", _leftovers, (_OTHERS,)),
 )

@@ -25,6 +25,7 @@ from podwire.doctor.neighbours import duplicate_advice
 from podwire.doctor.node import Node
 from podwire.doctor.pods import Pod, list_pods, remote_addresses
 from podwire.facts.network import NetworkFacts
+from podwire.output import plural
 from podwire.predictions.evaluation import INPUT, OUTPUT, PREROUTING, Event, Fate, traverse
 from podwire.predictions.obstacles import ARP_OFF, PERHAPS, list_namespace_obstacles, list_obstacles
 from process.values import replace
@@ -56,11 +57,10 @@ def _check(node: Node) -> Iterator[Finding]:
         checked += 1
         yield from findings
     if unseen:
-        yield UNSEEN.finding(
-            "pods", f"the inside of {unseen} pods was not inspected: time was up", "podwire doctor NETWORK"
-        )
+        text = f"{plural(unseen, 'pod')} could not be inspected inside: time was up"
+        yield UNSEEN.finding("pods", text, "podwire doctor NETWORK")
     elif checked:
-        yield ok_finding("interiors", "pods", f"the inside of all {checked} was inspected")
+        yield ok_finding("interiors", "", f"{plural(checked, 'pod')} inspected inside")
 
 
 class _Inspection:
@@ -210,7 +210,7 @@ CHECKS = (
     Check(
         _GROUP,
         "interiors",
-        "no pod is running whose inside could be inspected",
+        "no pod is running",
         _check,
         (
             *(

@@ -151,10 +151,10 @@ def _connections(node: Node) -> Iterator[Finding]:
     if count is None or not maximum:
         return
     if count * 100 >= maximum * _FULL_PERCENT:
-        text = f"{count} of {maximum} connections are in use"
+        text = f"{count} of {maximum} connections are tracked"
         yield _CONNECTIONS.finding(f"net/{_MAX}", text, Run(sysctl.command(_MAX, str(2 * maximum))))
     else:
-        yield ok_finding("connections", f"net/{_MAX}", f"{count} of {maximum} connections are in use")
+        yield ok_finding("connections", f"net/{_MAX}", f"{count} of {maximum} connections are tracked")
 
 
 def _neighbours(node: Node) -> Iterator[Finding]:

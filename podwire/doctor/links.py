@@ -18,6 +18,7 @@ from podwire.doctor.gateways import gateway_commands, gateways_of, ipv6_of, miss
 from podwire.doctor.node import Interface, Node, read_text
 from podwire.doctor.pods import list_pods
 from podwire.doctor.run import Run
+from podwire.output import plural
 
 _GROUP = "links"
 _MOST_NAMED = 3
@@ -221,13 +222,17 @@ def _mtu(node: Node) -> Iterator[Finding]:
         veths = [link for name in names if (link := node.link(name)) and link.kind == "veth"]
         large = [link for link in veths if link.mtu > uplink.mtu]
         if large and item.routed:
-            text = f'{len(large)} pod(s) have MTU {large[0].mtu}, but the uplink "{uplink.name}" has {uplink.mtu}'
+            text = (
+                f'{plural(len(large), "pod")} with MTU {large[0].mtu}, but the uplink "{uplink.name}" has {uplink.mtu}'
+            )
             fix = (
                 f'set "mtu": {uplink.mtu} for the plugin {item.kind} in {item.network.path}, and create the pods again'
             )
             yield _MTU.finding(item.network.name, text, fix)
         elif veths:
-            yield ok_finding("mtu", item.network.name, f'pods {veths[0].mtu}, "{uplink.name}" {uplink.mtu}')
+            yield ok_finding(
+                "mtu", item.network.name, f'MTU {veths[0].mtu}; that of the uplink "{uplink.name}" is {uplink.mtu}'
+            )
 
 
 def _duplicates(node: Node) -> Iterator[Finding]:
@@ -318,7 +323,7 @@ CHECKS = (
         (_NO_BRIDGE, _DOWN, _NO_PORT, _PORT, _MAC),
     ),
     Check(_GROUP, "gateways", "the host has the pods' gateway addresses", _gateways, (_NO_ADDRESS,)),
-    Check(_GROUP, "duplicates", "no gateway of pods is used twice", _unusable, (_DUPLICATE,)),
+    Check(_GROUP, "duplicates", "no gateway address of pods is used twice", _unusable, (_DUPLICATE,)),
     Check(_GROUP, "mtu", "no default route, or no pods: MTUs were not compared", _mtu, (_MTU,)),
     Check(_GROUP, "twice", "no address is in use twice", _duplicates, (_DOUBLE,)),
     Check(_GROUP, "managed", "no daemon manages the pods' interfaces", _managed, (_MANAGED,)),

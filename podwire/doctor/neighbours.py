@@ -129,5 +129,5 @@ def _gateways(node: Node) -> Iterator[Finding]:
 CHECKS = (
     Check(_GROUP, "entries", "no neighbour entry of a pod is wrong", _entries, (_WRONG, _PROXY)),
     Check(_GROUP, "forwarding", "the bridges know where their pods are", _forwarding, (_FORWARDING, _SAME_MAC)),
-    Check(_GROUP, "next hops", "the host's gateways answer, or were not asked", _gateways, (_SILENT, _FIXED)),
+    Check(_GROUP, "next hops", "no gateway of the host is known to be silent", _gateways, (_SILENT, _FIXED)),
 )

@@ -23,6 +23,7 @@ from podwire.doctor.rules import LEGACY
 from podwire.doctor.run import Run
 from podwire.node.programs import find_program, get_output_lines, legacy_program
 from podwire.node.rule_owners import PODWIRE, owner_of
+from podwire.output import plural
 
 Owners = frozenset[tuple[str, Attachment]]  # with their networks
 
@@ -135,7 +136,7 @@ def _stale(node: Node) -> Iterator[Finding]:
     if not names or not _stale_owners(node, names, node.cached_owners):
         return
     for name, number in sorted(_stale_owners(node, names, node.owners_kept_by_gc).items()):
-        text = f"{number} container(s) still have rules, but are no longer running, or not in the cache"
+        text = f"there are rules of {plural(number, 'container')} no longer running, or not in the cache"
         yield _STALE.finding(name, text, node.command("gc", name))
 
 

@@ -169,7 +169,7 @@ def _network_status(node: Node, network: Network) -> Iterator[Finding]:
             yield _STATUS.finding(f"{network.name}: {plugin['type']}", error.msg, error.details, behind=behind)
         else:
             if has_status:
-                yield ok_finding("status", f"{network.name}: {plugin['type']}", "is ready")
+                yield ok_finding("status", f"{network.name}: {plugin['type']}", "ready")
 
 
 def _run_status(node: Node, network: Network, plugin: Mapping[str, object]) -> bool:
@@ -241,5 +241,5 @@ def _is_foreign(path: str) -> bool:
 
 CHECKS = (
     Check(_GROUP, "programs", "no network names a plugin", _look, (_MISSING, _MODE, _FOREIGN, _BROKEN, _VERSION)),
-    Check(_GROUP, "status", "no plugin has STATUS", _status, (_STATUS,)),
+    Check(_GROUP, "status", "no plugin was run with STATUS", _status, (_STATUS,)),
 )

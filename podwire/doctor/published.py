@@ -15,6 +15,7 @@ from podwire.doctor.pods import Pod, host_addresses, list_pods
 from podwire.doctor.run import Run
 from podwire.node.model import HostPort
 from podwire.node.programs import find_program
+from podwire.output import plural
 from podwire.predictions.evaluation import POSTROUTING, Fate, traverse
 
 _GROUP = "host ports"
@@ -96,9 +97,8 @@ def _flows(node: Node) -> Iterator[Finding]:
         if stale:
             flow = stale[0]
             source, source_port = flow.reply_source or (flow.destination, flow.port)
-            text = (
-                f"{len(stale)} UDP flow(s) to port {port.host_port} go to {source}:{source_port}, and not to {pod.name}"
-            )
+            to_port = f"{plural(len(stale), 'tracked UDP flow')} to port {port.host_port}"
+            text = f"{to_port}: to {source}:{source_port}, and not to {pod.name}"
             yield _STALE.finding(pod.item.network.name, text, *_fix(stale))
 
 

@@ -151,7 +151,7 @@ def _check(node: Node) -> Iterator[Finding]:
     findings.sort(key=lambda one: list(Severity).index(one.severity))
     yield from findings
     if not any(one.severity is not Severity.NOTE for one in findings):
-        text = f"{plural(len(node.ruleset.chains), 'chain')} read: no rule or policy takes the pods' packets"
+        text = f"{plural(len(node.ruleset.chains), 'chain')} read: no rule or policy drops or diverts the pods' packets"
         yield ok_finding("rules", "", text)
 
 
@@ -358,7 +358,7 @@ CHECKS = (
     Check(
         _GROUP,
         "rules",
-        "no pod is running that the packet filter could stop",
+        "no pod is running",
         _check,
         (_DROPS, _POLICY, _SOME, _RESTRICTS, _PERHAPS, _CLOSED, _NAT, _SOURCE, _FEW, _BYPASSED, _UNTRACKED, _SEGMENTS),
     ),

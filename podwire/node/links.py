@@ -21,6 +21,7 @@ from kernel import address, device, htb, link
 from kernel.link import Link
 from kernel.netns import NAMED, Netns
 from kernel.rtnl import Socket
+from podwire.output import plural
 
 _BATCH = 64  # namespaces opened in parallel: a process may have 1024 descriptors
 
@@ -140,7 +141,7 @@ def read_kernel(paths: Iterable[str]) -> Kernel:
     if unentered := sum(namespace.links is None for namespace in read):
         unseen.append(f"the interfaces in {unentered} network namespaces: root is needed")
     if _has_hidden_peers(links, addresses, read):
-        reason = f": no permission to inspect {hidden} process(es)" if hidden else " from here"
+        reason = f": no permission to inspect {plural(hidden, 'process')}" if hidden else " from here"
         unseen.append(f"network namespaces of veth peers of this host cannot be seen{reason}")
     by_path = {namespace.path: namespace for namespace in read}
     namespaces = by_path | {path: by_path[first] for path, first in aliases.items() if first in by_path}

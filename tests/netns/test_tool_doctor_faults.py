@@ -200,7 +200,7 @@ def test_attachments_without_check_are_counted(node, sandbox):
     """Attachments of a version without CHECK are counted, without a problem or a warning; show says so."""
     node.attach(node.add_bridge(version="0.3.1"), sandbox)
     finding = node.find("not-all-checked")
-    assert finding["text"] == "0 of 1 attachments were checked; not 1: cniVersion 0.3.1 has no CHECK"
+    assert finding["text"] == "0 of 1 attachment checked; not 1: cniVersion 0.3.1 has no CHECK"
     assert list_problems(node.list_findings()) == []
     shown = node.podwire("show", f"--data-dir={node.directory}/leases")
     assert (shown.returncode, "not checked" in shown.stdout) == (0, True), shown
