@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from cni import skel
 from cni.errors import CniError
 from cni.skel import Plugin
-from podwire.command import Command, Context, Status, UsageError, add_parser
+from podwire.command import Command, Context, HelpFormatter, Status, UsageError, add_parser
 from podwire.commands import COMMANDS
 from podwire.lint.known import nearest
 from podwire.output import Output, Progress, print_error
@@ -79,9 +79,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole tool, with a subparser for each command."""
-    top = Parser(
-        prog="podwire", description=_ABOUT, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    top = Parser(prog="podwire", description=_ABOUT, epilog=_EPILOG, formatter_class=HelpFormatter)
     top.add_argument("--version", action="version", version=f"podwire {__version__}")
     _add_color(top, "auto")
     commands = top.add_subparsers(title="commands", metavar="COMMAND")

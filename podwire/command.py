@@ -7,6 +7,7 @@ them.
 from __future__ import annotations
 
 import os
+import re
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter, _SubParsersAction
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +19,14 @@ from cni.errors import CniError, Code
 from cni.skel import Plugin
 from podwire import runtimes
 from podwire.output import Output, Progress
+from podwire.table import wrap
 
 # The runtimes' default directories, and cnitool's variables.
 CONF_DIR, CONF_DIR_VARIABLE = "/etc/cni/net.d", "NETCONFPATH"
 BIN_DIR, BIN_DIR_VARIABLE = "/opt/cni/bin", "CNI_PATH"
 CACHE_DIR = "/var/lib/cni"
 _Parser = TypeVar("_Parser", bound=ArgumentParser)
+_COLUMNS = re.compile(r".*\S {2,}| *")  # of a line: what stands before its last column
 
 
 class Status(IntEnum):
@@ -45,6 +48,25 @@ def exit_status(*, wrong: bool, complete: bool) -> Status:
     if wrong:
         return Status.WRONG
     return Status.FINE if complete else Status.INCOMPLETE
+
+
+class HelpFormatter(RawDescriptionHelpFormatter):
+    """Prints descriptions as they are written, on a narrow terminal wrapped; examples, which are pasted, are not."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = text.splitlines()
+        if text.startswith("examples:") or max(map(len, lines), default=0) <= width:
+            return super()._fill_text(text, width, indent)
+        rows: list[tuple[str, str]] = []  # the columns before the last one, and that one's text
+        for line in lines:
+            before = match[0] if (match := _COLUMNS.match(line)) else ""
+            if rows and rows[-1][1] and line and before == " " * len(rows[-1][0]):
+                rows[-1] = rows[-1][0], f"{rows[-1][1]} {line[len(before) :]}"
+            else:
+                rows.append((before, line[len(before) :]))
+        return "\n".join(
+            before + f"\n{' ' * len(before)}".join(wrap(rest, width - len(before))) for before, rest in rows
+        )
 
 
 class UsageError(CniError):
@@ -93,7 +115,7 @@ def add_parser(
         help=summary,
         description=description,
         epilog="\n".join(["examples:", *lines]),
-        formatter_class=RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.set_defaults(parser=parser)
     return parser

@@ -42,7 +42,7 @@ The addresses of a network with "pool" come from the blocks that this node has o
 _LIST = """\
 Prints every reserved address with its owner.
 
-STATE   living        its container is running, or the address is in use in a namespace connected to the network
+STATE   running       its container is running, or the address is in use in a namespace connected to the network
         gone          its container is proven to be no longer running: `podwire ipam free` releases the address
         new           reserved less than a minute ago and not in the runtime's cache: its ADD may still be running
         unknown       its container may be running: not everything could be inspected from here, or no pod runs on
@@ -70,7 +70,7 @@ reserved for another container, addresses that two pods have, files that host-lo
 % are in use, an index that differs from the files. Nothing is changed.
 
 With --cluster it compares, without a lock, all blocks and nodes of the cluster's store, which podwire-agent reads
-(some 30,000 objects in a large cluster), and this node's reservations with its blocks: blocks without a living owner,
+(some 30,000 objects in a large cluster), and this node's reservations with its blocks: blocks without a running owner,
 of no pool, or that overlap; entries of nodes that list blocks of others, or have one name; nodes of another epoch,
 for which all wait; objects that are not valid; addresses of pods that are in no block of this node.
 

@@ -105,3 +105,14 @@ def test_fish_completes_files_only_where_no_word_fits():
     assert (words, otherwise, end) == ("string join \\n -- $found", "else", "end")
     assert paths.startswith("__fish_complete_path")
     assert [line for line in lines if "__fish_complete_path" in line] == [paths]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_help_fits_the_terminal(monkeypatch, columns):
+    """No line of a help text, but for the examples, is wider than the terminal; on a wide one all lines stay."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    tree = command_tree(cli.build_parser())
+    for command in (tree, *tree.leaves()):
+        text = command.parser.format_help().partition("\nexamples:\n")[0]
+        assert max(map(len, text.splitlines())) <= columns
+        assert columns < 200 or (command.parser.description or "") in text
