@@ -62,7 +62,7 @@ def test_list_shows_the_state_of_every_file(node, sandbox, new_sandbox):
     reserve(node, f"{NET}.18", b"unknown\r\neth0")
     reserve(node, f"{NET}.19", b"unknown\r\neth0", old=False)
     assert states(node) == {
-        running: "living",
+        running: "running",
         released_address: "gone",
         f"{NET}.15": "remark",
         f"{NET}.16": "empty",
@@ -128,7 +128,7 @@ def test_gone_releases_only_stale_addresses(node, sandbox, new_sandbox):
     assert done.status == 0
     assert [item["address"] for item in done.json["freed"]] == [released_address]
     assert done.json["kept"] == []
-    assert states(node) == {running: "living", f"{NET}.15": "remark", f"{NET}.19": "new"}
+    assert states(node) == {running: "running", f"{NET}.15": "remark", f"{NET}.19": "new"}
     # As after DEL, the index is correct, so no scan is necessary.
     with Store(str(node.store.parent), "podnet").locked() as held:
         assert held.find(f"{stopped.name}\r\neth0".encode()) == []
@@ -142,7 +142,7 @@ def test_address_of_a_running_container_is_kept(node, sandbox):
         done = node.tool("ipam", "free", *words)
         assert done.status == 1, done
         assert pod_address in done.stdout
-    assert states(node) == {pod_address: "living"}
+    assert states(node) == {pod_address: "running"}
     assert node.tool("ipam", "free", pod_address, "--force").status == 0
     assert states(node) == {}
     # It was released as by DEL, so the index is still valid.

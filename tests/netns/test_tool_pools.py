@@ -104,7 +104,7 @@ def test_who_has_an_address_of_another_node(tool):
 def test_who_has_an_address_of_this_node(tool, pod, sandbox):
     """Of an address of this node the pod is printed, also while the store does not answer."""
     text = tool.text("who", pod)
-    assert f"pod default/web, network podnet, container {sandbox.name} eth0, living" in text
+    assert f"pod default/web, network podnet, container {sandbox.name} eth0, running" in text
     reservation = tool.json("who", pod)["reservation"]
     assert (reservation["pod"], reservation["containerID"]) == ("default/web", sandbox.name)
     assert "no pod has the address" in tool.text("who", "10.22.0.60")

@@ -113,7 +113,7 @@ def test_address_is_listed_once(node, sandbox):
     """The start of the next search for an address is in the JSON document, but not in the table."""
     pod_address = address(node.attach(sandbox))
     assert node.tool("ipam", "list").stdout.count(f"{pod_address} ") == 1
-    assert [line["state"] for line in node.tool("ipam", "list", "--json").json] == ["living", "last_reserved"]
+    assert [line["state"] for line in node.tool("ipam", "list", "--json").json] == ["running", "last_reserved"]
 
 
 def test_del_of_an_unknown_attachment(node, sandbox):
