@@ -56,8 +56,8 @@ class Output:
         cell, first = _escaped(text), _escaped(lead)
         whole = f"{first.text} {cell.text}" if first.text else cell.text
         before = " " * (len(whole) - len(whole.lstrip()))
-        lines = wrap(whole.lstrip(), self.width and self.width - max(len(indent), len(before)))
-        for number, line in enumerate(lines):
+        room = self.width - max(len(indent), len(before)) if len(whole) > self.width > 0 else 0
+        for number, line in enumerate(wrap(whole.lstrip(), room)):
             start = indent if number else self._shown(Cell(first.text.rstrip(), first.style))
             rest = line if number else f"{before}{line}"[len(first.text.rstrip()) :]
             self._print_line((start + self._shown(Cell(rest, cell.style))).rstrip())

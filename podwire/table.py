@@ -81,13 +81,13 @@ def wrap(text: str, width: int) -> list[str]:
     if not width or len(text) <= width:
         return [text]
     lines: list[str] = []
-    for word in text.split():
+    for word in text.split(" "):  # "" between two spaces, which stay
         shown = _cut(word, width)
         if lines and len(lines[-1]) + 1 + len(shown) <= width:
             lines[-1] += f" {shown}"
-        else:
+        elif shown:
             lines.append(shown)
-    return lines or [""]
+    return [line.rstrip() for line in lines] or [""]
 
 
 def _widest(header: str, rows: Iterable[Sequence[Cell]], number: int) -> int:

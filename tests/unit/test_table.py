@@ -102,12 +102,13 @@ def test_text_is_wrapped_at_words():
     """A text continues in further lines at its spaces; without a width it is one line."""
     assert wrap("one two three", 8) == ["one two", "three"]
     assert wrap("one two three", 0) == ["one two three"]
+    assert wrap("lost   one   two", 12) == ["lost   one", "two"]  # columns stay
     assert wrap("", 5) == [""]
 
 
 def test_output_without_a_terminal_is_not_wrapped():
     """Into a file a text is one line; on a terminal further lines are indented."""
-    for width, printed in ((0, "one two three\n"), (9, "one two\n  three\n")):
+    for width, printed in ((0, "one two three\n"), (13, "one two three\n"), (9, "one two\n  three\n")):
         stream = io.StringIO()
         Output(stream, width=width).print_text("one two three", "  ")
         assert stream.getvalue() == printed
