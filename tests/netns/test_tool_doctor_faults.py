@@ -153,7 +153,7 @@ def test_stale_rules_in_nftables(node, new_sandbox):
         if gone.name in address.read_text():
             os.utime(address, (0, 0))  # otherwise its ADD may still be running
     finding = node.find("stale-rules")
-    assert finding["text"].startswith("1 container(s)")
+    assert finding["text"].startswith("there are rules of 1 container ")
     node.run_fix(finding)
     assert [one for one in node.list_findings() if one["name"] == "stale-rules"] == []
 
