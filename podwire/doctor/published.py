@@ -116,9 +116,8 @@ def _old_addresses(node: Node) -> Iterator[Finding]:
     for address in dict.fromkeys(flow.reply_destination for flow in stale):
         same = [flow for flow in stale if flow.reply_destination == address]
         pod, first = pods[same[0].source], same[0]
-        text = (
-            f"{len(same)} UDP flow(s), as of {pod.name} to {first.destination} port {first.port}, leave with {address}"
-        )
+        flows = f"{plural(len(same), 'UDP flow')}, as of {pod.name} to {first.destination} port {first.port},"
+        text = f"{flows} leave with {address}"
         yield _OLD.finding(pod.item.network.name, f"{text}, which the host does not have any more", *_fix(same))
 
 

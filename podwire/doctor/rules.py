@@ -286,7 +286,7 @@ def _what(event: Event) -> str:
     if event.action.kind == "dnat" and event.action.address:
         word = f"sends to {event.action.address}"
     if 0 < event.action.ports < _FEW_PORTS:
-        word = f"leaves {event.action.ports} source port(s) to"
+        word = f"leaves {plural(event.action.ports, 'source port')} to"
     elif event.action.kind == "snat" and event.action.address:
         word = f"sets {event.action.address} as the source of"
     return f"{word}{', unless an earlier rule accepts them,' if event.fate is Fate.PERHAPS else ''}"

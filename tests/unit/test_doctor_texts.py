@@ -20,7 +20,7 @@ from tests.support.sources import FILLED, sources
 
 FAULTS = [(check, fault) for check in CHECKS for fault in check.faults]
 QUOTED = re.compile(r"`[^`]*`|\{\"type\": \"firewall\"\}")  # commands, keys and their values
-EXISTING = re.compile(r"net/\S+|br_netfilter|rp_filter")  # settings and modules
+EXISTING = re.compile(r"net/\S+|br_netfilter|rp_filter|accept_ra|sk_lookup")  # settings and modules
 BAD = {
     "a value of Python": re.compile(r"None|\[\]|[{}]|<class|\bTrue\b|\bFalse\b|\('"),
     "a doubled word": re.compile(r"(?<![-\w])([a-z]+) \1\b"),
