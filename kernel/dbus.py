@@ -15,8 +15,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from jeepney.auth import BEGIN, AuthenticationError, Authenticator
 from jeepney.low_level import HeaderFields, Message, MessageFlag, MessageType, Parser
@@ -24,6 +23,7 @@ from jeepney.wrappers import DBusAddress, new_method_call
 
 from cni.errors import CniError, Code
 from kernel import system
+from kernel.owned_socket import OwnedSocket
 from kernel.rtnl import Deadline
 from process import record
 from process.signals import unblocked
@@ -81,7 +81,7 @@ class BusError(CniError):
     """The system bus cannot be used: no socket, no access, or the peer does not speak D-Bus; code 999."""
 
 
-class Bus:
+class Bus(OwnedSocket):
     """A connection to the system bus (DBUS_SYSTEM_BUS_ADDRESS, or SYSTEM_BUS). A context manager.
 
     Raises BusError, and CniError(11) when the bus does not answer in time.
@@ -98,18 +98,6 @@ class Bus:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the connection."""
-        self._socket.close()
 
     def shorten_deadline(self) -> None:
         """Limits the rest of the conversation to ROLLBACK_S: the service executes later calls without a caller, too."""

@@ -12,12 +12,12 @@ import errno
 import os
 import socket
 import struct
-from types import TracebackType
 from typing import NamedTuple
 
 from kernel import bpf
 from kernel.arp import ETH_P_ARP
 from kernel.bpf import Instruction
+from kernel.owned_socket import OwnedSocket
 from process.values import dataclass
 
 FRAME_MAX_BYTES = 16 << 10  # filters reject larger frames; the usual maximum is 9014
@@ -107,7 +107,7 @@ def arp_filter() -> PacketFilter:
     return _build_filter(ETH_P_ARP, [])
 
 
-class PacketSocket:
+class PacketSocket(OwnedSocket):
     """A non-blocking packet socket on one interface; a context manager.
 
     All errors are OSError. ENETDOWN from `receive`: the interface was set down or deleted; after "down" the socket
@@ -125,22 +125,6 @@ class PacketSocket:
         except BaseException:
             self._socket.close()
             raise
-
-    def __enter__(self) -> PacketSocket:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the socket; a second call does nothing."""
-        self._socket.close()
-
-    def fileno(self) -> int:
-        """Returns the file descriptor, for epoll."""
-        return self._socket.fileno()
 
     def receive(self) -> tuple[bytes, bool] | None:
         """Returns the next frame and whether its UDP or ICMPv6 checksum is complete; None if there is no frame.

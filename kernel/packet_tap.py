@@ -18,12 +18,13 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv6Address
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from cni.address import Address
 from kernel import bpf
 from kernel.bpf import Instruction
 from kernel.checksum import compute_checksum
+from kernel.owned_socket import OwnedSocket
 
 TCP, UDP, ICMP, ICMP6 = 6, 17, 1, 58
 PROTOCOLS = {4: ICMP, 6: ICMP6}  # of an echo, by IP version
@@ -91,27 +92,7 @@ def new_token(protocol: int, port: int) -> int:
     return number & 0xFFFF0000 | _DNS_FLAGS if (protocol, port) == (UDP, _DNS_PORT) else number & 0x7FFFFFFF | 1
 
 
-class _Closing:
-    """A context manager that closes its socket."""
-
-    _socket: socket.socket
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the socket."""
-        self._socket.close()
-
-    def fileno(self) -> int:
-        """Returns the descriptor, for poll."""
-        return self._socket.fileno()
-
-
-class Tap(_Closing):
+class Tap(OwnedSocket):
     """A packet socket on all interfaces of the namespace that is current when it is created. A context manager."""
 
     def __init__(self, version: int, tokens: Sequence[int]) -> None:
@@ -146,7 +127,7 @@ class Tap(_Closing):
                 yield seen._replace(time_s=_timestamp(ancillary), interface=name, packet_type=packet_type, mac=mac)
 
 
-class Sender(_Closing):
+class Sender(OwnedSocket):
     """A raw socket that sends a probe from the namespace that is current when it is created. A context manager.
 
     It also receives the answers, as the namespace's programs would get them: after all translations and filters.

@@ -13,13 +13,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from types import MappingProxyType, TracebackType
-from typing import Any, NamedTuple, Self
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from _podwire import messages
 
 from kernel import system
 from kernel.errors import KernelError
+from kernel.owned_socket import OwnedSocket
 from kernel.wire import Pairs, decode, encode
 from process import record
 from process.values import dataclass
@@ -84,8 +85,8 @@ class _Answer:
     interrupted: bool = False
 
 
-class Socket:
-    """A netlink socket in the namespace that is current when it is created. A context manager.
+class Socket(OwnedSocket):
+    """A netlink socket in the namespace that is current when it is created, and that it keeps alive. A context manager.
 
     `protocol` is a NETLINK_* number (linux/netlink.h). `refuses_all` is True for a protocol whose kernel side answers a
     whole send without CAP_NET_ADMIN by one refusal of the first request. Raises KernelError.
@@ -104,22 +105,6 @@ class Socket:
                 self._socket.setsockopt(_SOL_NETLINK, option, 1)
             except OSError:  # kernels before 4.3, 4.12, 4.20: longer answers, fewer explanations, unfiltered dumps
                 continue
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the socket, which keeps its namespace alive until then."""
-        self._socket.close()
-
-    def fileno(self) -> int:
-        """Returns the file descriptor, for poll."""
-        return self._socket.fileno()
 
     def get_namespace_cookie(self) -> int:
         """Returns the ID of the socket's namespace, unique during this boot; 0 before Linux 5.14."""
