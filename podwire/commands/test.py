@@ -22,7 +22,7 @@ from podwire.command import (
     exit_status,
     require_root,
 )
-from podwire.commands.trace import print_suspect
+from podwire.commands.trace import NEXT, print_suspect
 from podwire.node.inspection import read_snapshot
 from podwire.node.records import Directories
 from podwire.output import Cell, Output, plural
@@ -149,6 +149,8 @@ def _print_summary(out: Output, results: list[Result], pods: int, unseen: Iterab
     counts += f", {wrong} wrong" if wrong else ""
     prefix = f"{time.strftime('%H:%M:%S')} " if timed else ""
     out.print(f"{prefix}{plural(pods, 'pod')}, {plural(len(results), 'path')}: {counts}")
+    if any(result.state.is_bad for result in results) and not timed:
+        out.print(NEXT)
 
 
 def _address(text: str) -> Address:

@@ -26,6 +26,7 @@ from podwire.trace.run import Trace
 from podwire.trace.suspect import Suspect
 from podwire.trace.topology import Topology
 
+NEXT = "next: podwire doctor, which inspects the whole node and prints the commands that repair it"
 _DESCRIPTION = """\
 Sends a marked packet from a pod and observes it on every interface of the pod, the node and the destination's pod, and
 in every rule of nftables that it meets. Prints its way: the pod's route and neighbour entry, bridge ports, policy rules
@@ -96,6 +97,8 @@ def _print(trace: Trace, out: Output) -> None:
         print_suspect(trace.suspect, out, "")
     for text in trace.unseen:
         out.print(Cell("not seen:", "warning"), text)
+    if not trace.outcome.is_ok:
+        out.print(NEXT)
 
 
 def print_suspect(suspect: Suspect, out: Output, indent: str) -> None:
