@@ -1,9 +1,9 @@
-"""README's table of promises: the tests of each, and their figures in the last run of the hard tests.
+"""The table of docs/guarantees.md: the tests of each, and their figures in the last run of the hard tests.
 
 One rule: the tests of a promise record its figures; no figure is written by hand.
 
     make nightly              # or `make test-all`, for the figures of the sample
-    python -m tests.promises  # prints the table; --write copies it to README
+    python -m tests.promises  # prints the table; --write copies it to the page
 """
 
 from __future__ import annotations
@@ -101,13 +101,13 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def write(readme: Path) -> None:
-    """Writes the table between the marks in README."""
+def write(page: Path) -> None:
+    """Writes the table between the marks of the page."""
     begin, end = "<!-- promises -->\n", "<!-- end of promises -->"
-    readme.write_text(with_part(readme.read_text(), begin, f"{table()}\n", end))
+    page.write_text(with_part(page.read_text(), begin, f"{table()}\n", end))
 
 
 if __name__ == "__main__":
     print(table())
     if "--write" in sys.argv[1:]:
-        write(ROOT / "README.md")
+        write(ROOT / "docs" / "guarantees.md")
