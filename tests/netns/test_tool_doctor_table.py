@@ -1,4 +1,4 @@
-"""`podwire doctor` names each fault of docs/faults.md once, and the printed commands end it."""
+"""`podwire doctor` names each fault of tests/data/faults.toml once, and the printed commands end it."""
 
 from collections.abc import Iterator
 from pathlib import Path

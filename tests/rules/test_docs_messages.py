@@ -17,9 +17,9 @@ ANSWERS = {os.strerror(number).lower() for number in errno.errorcode}
 
 
 def quoted() -> Iterator[str]:
-    """Yields the messages of the page: the column `printed` of its tables."""
+    """Yields the messages of the page: the code in the column `printed` of its tables."""
     for table in PAGE.tables():
-        yield from (row["printed"].strip("`") for row in table if "printed" in row)
+        yield from (message for row in table if "printed" in row for message in re.findall("`([^`]+)`", row["printed"]))
 
 
 def occurs(message: str, texts: list[str]) -> bool:

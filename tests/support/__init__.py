@@ -68,7 +68,7 @@ Nodes for the operator's tool
     packet_node: a node for `podwire test` and `podwire trace`
     unit_node: a node of unit tests for doctor's checks
     fault_node: a node for the table of faults
-    fault_table: the faults that doctor must find; writes docs/faults.md
+    fault_table: the faults that doctor must find
     doctor_manual: writes the table of docs/doctor.md
     exposing_commands: finds printed commands that open the node
     uninterruptible: a process in state D
