@@ -73,13 +73,16 @@ def list_obstacles(facts: NetworkFacts, link: Link) -> Iterator[Obstacle]:
 
 
 def list_namespace_obstacles(facts: NetworkFacts) -> Iterator[Obstacle]:
-    """Yields the programs of a network namespace; those of netfilter as the node's, as they may be in any one."""
+    """Yields the programs of a network namespace; those of netfilter for the node: the kernel tells no namespace."""
     look = "bpftool link show"
     if facts.call(ebpf.has_socket_lookup):
         yield Obstacle(PROGRAM, "a program (sk_lookup) chooses the sockets that get packets here", look)
     for one in ebpf.list_netfilter_programs() if facts.netns is None else ():
-        text = f"a program of netfilter decides at {_HOOKS.get(one.hook, one.hook)}, priority {one.priority}"
-        yield Obstacle(PROGRAM, f"{text}, of IPv{4 if one.family == nft.IPV4 else 6}; no list of rules shows it", look)
+        version = 4 if one.family == nft.IPV4 else 6
+        hook = f"{_HOOKS.get(one.hook, one.hook)}, priority {one.priority}"
+        text = f"a program of netfilter decides about IPv{version} at {hook}"
+        where = "here or in another network namespace; no list of rules shows it"
+        yield Obstacle(PROGRAM, f"{text}, {where}", look)
 
 
 def wrong_flags(port: BridgePort) -> list[tuple[str, bool, str, str]]:
