@@ -139,7 +139,7 @@ def _suspects(topology: Topology, seen: Observation, met: Sequence[MetRule]) -> 
         topology, seen, flow.source, flow.target, flow.source_address, flow.destination, routed_to, (REQUEST,)
     )
     if arrival is None:
-        yield from translation.to_no_pod(topology, flow)
+        yield from translation.to_no_pod(topology, seen)
         yield from legs.leg_suspects(request)
         yield from _answered_by_another(topology, seen)
     if arrival is None and flow.target is not None:

@@ -9,24 +9,30 @@ from collections.abc import Iterator, Sequence
 from ipaddress import ip_interface
 
 from cni.address import Address
-from kernel.netfilter.packet import Packet
+from kernel.netfilter.packet import LOCAL, Packet
 from kernel.netfilter.ruleset import FilterRule
-from kernel.packet_tap import Sighting
+from kernel.packet_tap import REQUEST, Sighting
 from podwire.node.model import Pod
 from podwire.node.rule_owners import PODWIRE, owner_of
 from podwire.predictions.evaluation import OUTPUT, POSTROUTING, PREROUTING, traverse
-from podwire.trace.exchange import Flow
+from podwire.trace.exchange import Flow, Observation
 from podwire.trace.place import Place
 from podwire.trace.suspect import Suspect
 from podwire.trace.topology import PodPlace, Topology
+from process.values import replace
 
 
-def to_no_pod(topology: Topology, flow: Flow) -> Iterator[Suspect]:
-    """Yields a rule that sends a pod's packet to an address in a pods' subnet that no pod has."""
-    node = topology.node
-    if not isinstance(flow.source, PodPlace):
-        return
-    for event in traverse(node.ruleset, _arriving(flow, flow.source.pod), PREROUTING).events:
+def to_no_pod(topology: Topology, seen: Observation) -> Iterator[Suspect]:
+    """Yields a rule that sends the packet to an address in a pods' subnet that no pod has."""
+    flow, node = seen.flow, topology.node
+    packet, hook = _arriving(flow, flow.source.pod if isinstance(flow.source, PodPlace) else None), PREROUTING
+    if flow.source is node:
+        hook = OUTPUT
+    elif arrived := seen.seen(node, (REQUEST,), outgoing=False):
+        packet = replace(packet, iif=packet.iif or arrived[0].interface)
+    if node.has(flow.destination):
+        packet = replace(packet, destination_type=LOCAL)
+    for event in traverse(node.ruleset, packet, hook).events:
         target = event.action.address
         if event.action.kind != "dnat" or target is None or event.rule is None:
             continue
@@ -78,8 +84,8 @@ def to_other_machine(topology: Topology, answers: Sequence[Sighting]) -> Iterato
         yield Suspect("address", node.name, text, str(first.destination), look=f"ip address show dev {link.name}")
 
 
-def _arriving(flow: Flow, pod: Pod) -> Packet:
-    gate = (pod.bridge or pod.host_interface) if isinstance(flow.source, PodPlace) else ""
+def _arriving(flow: Flow, pod: Pod | None) -> Packet:
+    gate = (pod.bridge or pod.host_interface) if pod and isinstance(flow.source, PodPlace) else ""
     return Packet(flow.version, flow.source_address, flow.destination, flow.protocol, None, flow.port or None, iif=gate)
 
 
