@@ -76,7 +76,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeEntry:
     """An entry of a node. `record_digest` changes with the node's record and with the epoch."""
 
     id: str
@@ -126,7 +126,7 @@ class Cluster:
     has_space: bool
     epoch: str
     pools: tuple[Pool, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[NodeEntry, ...]
     blocks: tuple[Block, ...]
     findings: tuple[Finding, ...]
     document: Document
@@ -137,7 +137,7 @@ class Cluster:
         known |= {block.owner: "" for block in self.blocks if block.owner not in known}
         return [(node, label) for node, label in known.items() if name in (node, label)]
 
-    def node(self, node: str) -> Node | None:
+    def node(self, node: str) -> NodeEntry | None:
         """Returns the entry of a node by its ID."""
         return next((item for item in self.nodes if item.id == node), None)
 
@@ -211,8 +211,8 @@ def _version(fields: Fields) -> Version:
     return Version(*(fields.integer(key) or 0 for key in keys))
 
 
-def _node(fields: Fields) -> Node:
-    return Node(
+def _node(fields: Fields) -> NodeEntry:
+    return NodeEntry(
         id=fields.string("id"),
         name=fields.string("name"),
         state=fields.string("state"),

@@ -12,7 +12,7 @@ from kernel.private_node import Origin
 from podwire.command import Command, Context, Status, add_json, exit_status, require_root
 from podwire.output import Cell, Output, plural
 from podwire.selftest import facts, machine_state, run
-from podwire.selftest.node import Node
+from podwire.selftest.node import PrivateNode
 from podwire.selftest.run import FAILED, PASSED, SKIPPED, Report
 from podwire.selftest.trials import list_trials
 from process.version import __version__
@@ -33,7 +33,7 @@ def _run(context: Context, options: Namespace) -> Status:
     _print_facts(context.out, described)
     modules, before, origin = facts.list_modules(), machine_state.read_state(), Origin()
     try:
-        reports = _run_trials(context, Node.enter(("podwire", *context.plugins)))
+        reports = _run_trials(context, PrivateNode.enter(("podwire", *context.plugins)))
     finally:
         origin.enter()
     differences = sorted(machine_state.read_state() ^ before)
@@ -58,7 +58,7 @@ def _require_executable() -> None:
         raise CniError(Code.INVALID_ENVIRONMENT, "selftest tries the executable, and this is Python", hint)
 
 
-def _run_trials(context: Context, node: Node) -> list[Report]:
+def _run_trials(context: Context, node: PrivateNode) -> list[Report]:
     """Runs the trials and prints each when it ends."""
     reports = []
     for trial in list_trials(ipv6=node.has_ipv6):

@@ -29,7 +29,7 @@ from podwire.doctor.checks import run_checks
 from podwire.doctor.finding import Severity
 from podwire.doctor.node import Node as DoctorNode
 from podwire.node.inspection import inspect_node
-from podwire.node.model import DOCUMENT, Node
+from podwire.node.model import DOCUMENT, NodeInventory
 from podwire.node.records import Directories
 from podwire.output import Output
 from podwire.views import map_svg, page, selection, text
@@ -154,7 +154,7 @@ def _findings(context: Context, options: Namespace) -> tuple[Finding, ...]:
     )
 
 
-def _print(node: Node, out: Output, options: Namespace, shot: Shot) -> None:
+def _print(node: NodeInventory, out: Output, options: Namespace, shot: Shot) -> None:
     if out.as_json:
         out.print_json({**shot.to_json(), **node.to_json()})
         return

@@ -26,7 +26,7 @@ from cni.keys import (
 )
 from podwire.lint.entry import PluginEntry
 from podwire.lint.known import RUNTIME_KEYS, UNREAD, nearest
-from podwire.lint.positions import Node, walk
+from podwire.lint.positions import JsonValue, walk
 from podwire.lint.source import JsonObject, Severity, SourceFile
 
 _WORDS = {
@@ -105,7 +105,7 @@ def check_delegate(item: PluginEntry, bridge: tuple[Key, ...]) -> None:
         _check_object(table, "", inner.node, table.keys)
 
 
-def _check_object(table: _Table, path: str, node: Node, keys: tuple[Key, ...]) -> None:
+def _check_object(table: _Table, path: str, node: JsonValue, keys: tuple[Key, ...]) -> None:
     for member in node.members or ():
         where = f"{path}.{member.name}" if path else member.name
         key = _key(keys, member.name)
@@ -115,7 +115,7 @@ def _check_object(table: _Table, path: str, node: Node, keys: tuple[Key, ...]) -
             _add_unknown_key(table, where, member.name, keys)
 
 
-def _check_member(table: _Table, path: str, node: Node, key: Key) -> None:
+def _check_member(table: _Table, path: str, node: JsonValue, key: Key) -> None:
     if path.rpartition(".")[2] != key.name:
         table.json_object.add(
             Severity.NOTE,
@@ -126,7 +126,7 @@ def _check_member(table: _Table, path: str, node: Node, key: Key) -> None:
     _check_value(table, path, node, key)
 
 
-def _check_value(table: _Table, path: str, node: Node, key: Key) -> None:
+def _check_value(table: _Table, path: str, node: JsonValue, key: Key) -> None:
     kind = _kind(node)
     if kind == "null":
         return
@@ -194,7 +194,7 @@ def _add_unknown_network_key(root: JsonObject, name: str) -> None:
         root.add(Severity.NOTE, name, f'unknown key "{name}"', "no plugin gets it")
 
 
-def _add_wrong_type(json_object: JsonObject, path: str, node: Node, kinds: tuple[str, ...]) -> None:
+def _add_wrong_type(json_object: JsonObject, path: str, node: JsonValue, kinds: tuple[str, ...]) -> None:
     expected = " or ".join(dict.fromkeys(_WORDS[kind] for kind in kinds))
     text = str(node.value) if isinstance(node.value, str | int | float) else ""
     hint = f"write {expected}"
@@ -216,7 +216,7 @@ def _add_unknown_value(json_object: JsonObject, path: str, value: str, key: Key)
     json_object.add(Severity.WARNING, path, f'"{path}" has an unknown value: "{value}"', hint)
 
 
-def _kind(node: Node) -> str:
+def _kind(node: JsonValue) -> str:
     if node.members is not None:
         return OBJECT
     if node.elements is not None:

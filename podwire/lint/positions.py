@@ -46,7 +46,7 @@ class JsonSyntaxError(ValueError):
 
 
 @dataclass
-class Node:
+class JsonValue:
     """A JSON value with its offsets; it has `value` for a scalar, `members` for an object, `elements` for a list.
 
     `members` are in the order of the text, including repeated names.
@@ -56,7 +56,7 @@ class Node:
     end: int = -1
     value: object = None
     members: list[Member] | None = None
-    elements: list[Node] | None = None
+    elements: list[JsonValue] | None = None
 
     def get(self, name: str) -> Member | None:
         """Returns the member that Go uses for `name`: the last in any case that is not null."""
@@ -74,7 +74,7 @@ class Member(NamedTuple):
 
     start: int
     name: str
-    node: Node
+    node: JsonValue
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ class Document:
     """A parsed text."""
 
     text: str
-    root: Node
+    root: JsonValue
     _lines: list[int] = field(repr=False, compare=False)
 
     def position(self, offset: int) -> Position:
         """Returns the position of a character."""
         return _position(self._lines, offset)
 
-    def offset(self, path: str, node: Node | None = None) -> int | None:
+    def offset(self, path: str, node: JsonValue | None = None) -> int | None:
         """Returns the offset of the key `path` ("ipam.ranges[0][1].subnet") of an object, None if it is absent.
 
         The offset of a member is that of its name.
@@ -97,7 +97,7 @@ class Document:
         match = _find(node or self.root, path)
         return match[0] if match else None
 
-    def node(self, path: str, node: Node | None = None) -> Node | None:
+    def node(self, path: str, node: JsonValue | None = None) -> JsonValue | None:
         """Returns the value of the key `path`, None if it is absent."""
         match = _find(node or self.root, path)
         return match[1] if match else None
@@ -137,7 +137,7 @@ def _position(lines: list[int], offset: int) -> Position:
     return Position(line, offset - lines[line - 1] + 1)
 
 
-def _find(node: Node, path: str) -> tuple[int, Node] | None:
+def _find(node: JsonValue, path: str) -> tuple[int, JsonValue] | None:
     """Returns offset and value of a key path, None if absent; of names with dots the longest existing one is used."""
     start = node.start
     while path:
@@ -167,9 +167,9 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
-        self._open: list[Node] = []
+        self._open: list[JsonValue] = []
 
-    def document(self) -> Node:
+    def document(self) -> JsonValue:
         self._refuse_beginning()
         self._skip()
         root = self._value()
@@ -180,7 +180,7 @@ class _Reader:
             self._refuse("something follows the end of the JSON value", "one file holds one object")
         return root
 
-    def _next(self, container: Node) -> None:
+    def _next(self, container: JsonValue) -> None:
         """Parses one element or member of an open object or list, or its end."""
         is_object = container.members is not None
         closing, content = ("}", container.members) if is_object else ("]", container.elements)
@@ -208,9 +208,9 @@ class _Reader:
         elif container.elements is not None:
             container.elements.append(self._value())
 
-    def _value(self) -> Node:
+    def _value(self) -> JsonValue:
         """Parses a scalar, or opens an object or a list."""
-        node = Node(self._at)
+        node = JsonValue(self._at)
         first = self._peek()
         if first in ("{", "["):
             node.members, node.elements = ([], None) if first == "{" else (None, [])
@@ -319,7 +319,7 @@ class _Reader:
         raise JsonSyntaxError(error.pos, "a string has an invalid backslash escape", "write a backslash as \\\\")
 
 
-def walk(root: Node) -> Iterator[tuple[str, Node]]:
+def walk(root: JsonValue) -> Iterator[tuple[str, JsonValue]]:
     """Yields a value and all values in it with their paths, in the order of the text."""
     stack = [("", root)]
     while stack:

@@ -15,7 +15,7 @@ from cni import gojson
 from cni.errors import CniError
 from podwire import networks
 from podwire.lint import positions
-from podwire.lint.positions import Document, JsonSyntaxError, Node
+from podwire.lint.positions import Document, JsonSyntaxError, JsonValue
 from podwire.networks import Network
 from process import files
 
@@ -69,7 +69,7 @@ class JsonObject:
 
     source: SourceFile
     document: Document
-    node: Node
+    node: JsonValue
     prefix: str = ""
 
     def add(self, severity: Severity, path: str, text: str, hint: str = "") -> None:

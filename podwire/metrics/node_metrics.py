@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from podwire.doctor.finding import UNSEEN, Check, Finding, Severity
 from podwire.metrics.exposition import GAUGE, Family, Sample
-from podwire.node.model import Node, State
+from podwire.node.model import NodeInventory, State
 from podwire.node.snapshot import Snapshot
 
 Findings = Sequence[tuple[Check, Finding]]
 
 
-def families(node: Node, snapshot: Snapshot, findings: Findings) -> Iterator[Family]:
+def families(node: NodeInventory, snapshot: Snapshot, findings: Findings) -> Iterator[Family]:
     """Yields the metrics of a node; `snapshot` is for the owners of addresses."""
     yield from _addresses(snapshot)
     states = Counter((pod.network, pod.state) for pod in node.pods)

@@ -18,7 +18,7 @@ from podwire.node import links
 from podwire.node import records as records_module
 from podwire.node import rules as rules_module
 from podwire.node.leaks import find_leaks
-from podwire.node.model import HostInterface, Node, NodeNetwork, Pod, Range, State
+from podwire.node.model import HostInterface, NodeInventory, NodeNetwork, Pod, Range, State
 from podwire.node.records import Directories, Records, bridge_names
 from podwire.node.rules import Rules
 from podwire.node.snapshot import Snapshot
@@ -42,7 +42,7 @@ def read_snapshot(directories: Directories, network: str = "", *, rules: bool = 
 
 def inspect_node(
     directories: Directories, checker: Checker, network: str = "", report: Report = lambda text: None
-) -> Node:
+) -> NodeInventory:
     """Returns the node, or only the parts of one network; raises CniError(7) for an unknown network.
 
     `checker` runs CHECK for the pods whose interface exists; `report` gets what is being done, for a progress line.
@@ -52,7 +52,7 @@ def inspect_node(
 
 def inspect_snapshot(
     directories: Directories, checker: Checker, network: str = "", report: Report = lambda text: None
-) -> tuple[Node, Snapshot]:
+) -> tuple[NodeInventory, Snapshot]:
     """Returns the node as `inspect_node` does, and the snapshot that it was derived from."""
     snapshot = read_snapshot(directories, network)
     leaks = find_leaks(snapshot)
@@ -60,7 +60,7 @@ def inspect_snapshot(
         snapshot = read_snapshot(directories)
         before = {(leak.kind, leak.description) for leak in leaks}
         leaks = tuple(leak for leak in find_leaks(snapshot) if (leak.kind, leak.description) in before)
-    node = Node(
+    node = NodeInventory(
         tuple(_networks(snapshot)),
         snapshot.pods,
         tuple(_bridges(snapshot)),
@@ -71,7 +71,7 @@ def inspect_snapshot(
     return _run_checks(snapshot, _only_network(node, network) if network else node, checker, report), snapshot
 
 
-def _run_checks(snapshot: Snapshot, node: Node, checker: Checker, report: Report) -> Node:
+def _run_checks(snapshot: Snapshot, node: NodeInventory, checker: Checker, report: Report) -> NodeInventory:
     """Runs CHECK for each pod whose interface exists, and returns the node with the resulting states."""
     known = {(item.network_name, item.attachment): item for item in snapshot.records.cached}
     end = time.monotonic() + LIMIT_S
@@ -102,7 +102,7 @@ def _with_verdict(pod: Pod, verdict: Verdict) -> Pod:
     return replace(pod, state=State.NOT_CHECKED) if verdict.skipped or verdict.unseen else pod
 
 
-def _only_network(node: Node, network: str) -> Node:
+def _only_network(node: NodeInventory, network: str) -> NodeInventory:
     selected = tuple(item for item in node.networks if item.name == network)
     names = {name for item in selected for name in item.bridges}
     return replace(

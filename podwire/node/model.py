@@ -234,7 +234,7 @@ class Leak:
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeInventory:
     """The networks of a node, with all that is known about them; `unseen` describes what could not be read."""
 
     networks: tuple[NodeNetwork, ...] = ()

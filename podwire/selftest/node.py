@@ -19,7 +19,7 @@ _SETTINGS_OF_IPV6 = "/proc/sys/net/ipv6"
 
 
 @dataclass(frozen=True)
-class Node:
+class PrivateNode:
     """The node, entered: `home` is its network namespace, `fabric` that of the network around it."""
 
     home: Netns
@@ -27,7 +27,7 @@ class Node:
     uplinks: dict[str, Link] = field(default_factory=dict)
 
     @classmethod
-    def enter(cls, names: tuple[str, ...]) -> Node:
+    def enter(cls, names: tuple[str, ...]) -> PrivateNode:
         """Moves this process into the node, on which this executable has the `names`; raises CniError."""
         private_node.enter(*_EMPTY)
         os.mkdir(BIN_DIR)

@@ -15,7 +15,7 @@ from kernel.netns import Netns, entered
 from kernel.system import PROGRAM_DIRECTORIES
 from kernel.unnamed_netns import create_unnamed, set_loopback_up
 from podwire.networks import Network
-from podwire.selftest.node import BIN_DIR, Node
+from podwire.selftest.node import BIN_DIR, PrivateNode
 from podwire.selftest.packets import LostError
 from podwire.selftest.trials import Measurement, TestPod, Trial
 from podwire.verbs import invoke, network_list
@@ -66,7 +66,7 @@ def median(values: list[float]) -> float:
     return round((ordered[middle] + ordered[~middle]) / 2, 3)
 
 
-def run(trial: Trial, node: Node) -> Report:
+def run(trial: Trial, node: PrivateNode) -> Report:
     """Runs a trial on the node; failures are in the report."""
     report = Report(trial)
     network = Network(f"selftest-{trial.name.replace(', ', '-')}", "1.1.0", trial.plugins)
@@ -109,7 +109,7 @@ def _unavailable(runtime: Runtime, network: Network) -> str:
     return ""
 
 
-def _attach_and_detach(trial: Trial, node: Node, runtime: Runtime, network: Network, report: Report) -> None:
+def _attach_and_detach(trial: Trial, node: PrivateNode, runtime: Runtime, network: Network, report: Report) -> None:
     """Runs every verb; raises TrialError, LostError."""
     links = node.list_links()
     with _pods(trial, trial.pods) as pods:

@@ -9,7 +9,7 @@ from ipaddress import IPv4Address, ip_interface
 
 from kernel.netns import Netns
 from podwire.selftest import dhcp, packets
-from podwire.selftest.node import BIN_DIR, Node
+from podwire.selftest.node import BIN_DIR, PrivateNode
 from podwire.selftest.packets import LostError
 
 Config = Mapping[str, object]
@@ -49,10 +49,10 @@ class TestPod:
         return self.addresses[0]
 
 
-Packets = Callable[[Node, list[TestPod]], Iterator[Measurement]]
+Packets = Callable[[PrivateNode, list[TestPod]], Iterator[Measurement]]
 
 
-def _none(node: Node, pods: list[TestPod]) -> Iterator[Measurement]:
+def _none(node: PrivateNode, pods: list[TestPod]) -> Iterator[Measurement]:
     yield from ()
 
 
@@ -69,7 +69,7 @@ class Trial:
     packets: Packets = _none
     pods: int = 2
     ifname: str = "eth0"
-    prepare: Callable[[Node], AbstractContextManager[None]] = lambda node: nullcontext()
+    prepare: Callable[[PrivateNode], AbstractContextManager[None]] = lambda node: nullcontext()
     leaves: tuple[str, ...] = ()
     capability_args: Mapping[str, object] = field(default_factory=dict)
 
@@ -126,7 +126,7 @@ def _bridge(number: int, backend: str, ipv6: bool) -> Trial:
     mapping = {"hostPort": _HOST_PORT, "containerPort": _PORT, "protocol": "tcp"}
     arguments = {"portMappings": [mapping]}
 
-    def prepare(node: Node) -> AbstractContextManager[None]:
+    def prepare(node: PrivateNode) -> AbstractContextManager[None]:
         node.add_uplink("pwup0", f"{_NEIGHBOUR}/24", inner=(f"{_NODE}/24",))
         return nullcontext()
 
@@ -135,7 +135,7 @@ def _bridge(number: int, backend: str, ipv6: bool) -> Trial:
     )
 
 
-def _bridge_packets(node: Node, pods: list[TestPod]) -> Iterator[Measurement]:
+def _bridge_packets(node: PrivateNode, pods: list[TestPod]) -> Iterator[Measurement]:
     yield from _ping_node_and_pods(node, pods)
     web = pods[0]  # the only one with a host port
     ms, seen = packets.connect(web.netns, _PORT, node.fabric, (_NODE, _HOST_PORT))
@@ -153,25 +153,25 @@ def _bridge_packets(node: Node, pods: list[TestPod]) -> Iterator[Measurement]:
         yield Measurement(f"stream {name} the pod, limit {_RATE / 1e6:.0f} Mbit/s", rate / 1e6, "Mbit/s")
 
 
-def _ping_node_and_pods(node: Node, pods: list[TestPod]) -> Iterator[Measurement]:
+def _ping_node_and_pods(node: PrivateNode, pods: list[TestPod]) -> Iterator[Measurement]:
     for target in pods[1].addresses:
         yield _ping(pods[0], target, "another pod")
     for ip in pods[0].ips:
         yield _ping(pods[0], ip["gateway"], "the gateway")
 
 
-def _ping_gateway(node: Node, pods: list[TestPod]) -> Iterator[Measurement]:
+def _ping_gateway(node: PrivateNode, pods: list[TestPod]) -> Iterator[Measurement]:
     for ip in pods[0].ips:
         yield _ping(pods[0], ip["gateway"], "the gateway, in the VRF", "eth0")
 
 
-def _ping_itself(node: Node, pods: list[TestPod]) -> Iterator[Measurement]:
+def _ping_itself(node: PrivateNode, pods: list[TestPod]) -> Iterator[Measurement]:
     for target in pods[0].addresses:
         yield _ping(pods[0], target, "itself")
 
 
 def _ping_outer(number: int) -> Packets:
-    def send(node: Node, pods: list[TestPod]) -> Iterator[Measurement]:
+    def send(node: PrivateNode, pods: list[TestPod]) -> Iterator[Measurement]:
         yield _ping(pods[0], _outer(number).partition("/")[0], "a host outside")
         for other in pods[1:]:
             yield _ping(pods[0], other.ipv4, "another pod")
@@ -212,21 +212,21 @@ def _outer(number: int) -> str:
     return f"10.209.{number}.1/24"
 
 
-def _uplink(number: int) -> Callable[[Node], AbstractContextManager[None]]:
-    def prepare(node: Node) -> AbstractContextManager[None]:
+def _uplink(number: int) -> Callable[[PrivateNode], AbstractContextManager[None]]:
+    def prepare(node: PrivateNode) -> AbstractContextManager[None]:
         node.add_uplink(f"pwup{number}", _outer(number))
         return nullcontext()
 
     return prepare
 
 
-def _vlan_uplink(node: Node) -> AbstractContextManager[None]:
+def _vlan_uplink(node: PrivateNode) -> AbstractContextManager[None]:
     node.add_uplink("pwup6")
     node.add_outer_vlan("pwup6", _VLAN, _outer(6))
     return nullcontext()
 
 
-def _dhcp_uplink(node: Node) -> AbstractContextManager[None]:
+def _dhcp_uplink(node: PrivateNode) -> AbstractContextManager[None]:
     node.add_uplink("pwup8", _outer(8), master="pwdhcp0")
     server = ip_interface(_outer(8)).ip
     return dhcp.running(f"{BIN_DIR}/dhcp", node.fabric, "pwup8", IPv4Address(server), IPv4Address("10.209.8.20"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from podwire.node.model import HostInterface, Leak, Node, Pod, State, fold_ports, format_rate, short_id
+from podwire.node.model import HostInterface, Leak, NodeInventory, Pod, State, fold_ports, format_rate, short_id
 from podwire.views.selection import FINE, lacks_rules
 from podwire.views.shot import Shot
 
@@ -94,7 +94,7 @@ class _Picture:
         self.width, self.height = max(self.width, x + 7 * len(text)), max(self.height, y + 4)
 
 
-def render(node: Node, shot: Shot) -> str:
+def render(node: NodeInventory, shot: Shot) -> str:
     """Returns the map as one SVG document."""
     if len(node.pods) <= _FEW:
         return _document(_draw(node, shot, _Grid(_WIDTH, 4, _CHARACTERS, _TITLE_CHARACTERS)))
@@ -106,7 +106,7 @@ def render(node: Node, shot: Shot) -> str:
         columns += 1
 
 
-def _draw(node: Node, shot: Shot, grid: _Grid) -> _Picture:
+def _draw(node: NodeInventory, shot: Shot, grid: _Grid) -> _Picture:
     picture = _Picture()
     y = _MARGIN + _LINE
     picture.text(_MARGIN, y, f"podwire show: node {shot.node}", "title")
@@ -145,7 +145,7 @@ def _legend(picture: _Picture, y: int) -> int:
     return y + _LINE + _GAP
 
 
-def _networks(node: Node) -> Iterator[str]:
+def _networks(node: NodeInventory) -> Iterator[str]:
     """Yields a line for each network and its ranges."""
     for item in node.networks:
         ranges = ", ".join(map(str, item.ranges))
@@ -180,7 +180,7 @@ def _group(picture: _Picture, y: int, left: _Box, pods: Sequence[Pod], grid: _Gr
     return max(y + left.height + 2 * _GAP, top + (_GAP if grid.is_small else 0))
 
 
-def _belongs(node: Node, pod: Pod, bridge: HostInterface) -> bool:
+def _belongs(node: NodeInventory, pod: Pod, bridge: HostInterface) -> bool:
     """Returns whether a pod without a port belongs to a bridge: the first bridge of its network."""
     return not pod.bridge and any(
         item.name == pod.network and item.bridges[:1] == (bridge.name,) for item in node.networks
@@ -194,7 +194,7 @@ def _host(node_name: str, interfaces: Iterable[HostInterface]) -> _Box:
     return _Box("host", [f"node {node_name}", *lines])
 
 
-def _bridge(node: Node, bridge: HostInterface) -> _Box:
+def _bridge(node: NodeInventory, bridge: HostInterface) -> _Box:
     """Returns the box of a bridge: its name, the networks that use it, its addresses, the number of its ports."""
     networks = [f"network {item.name}" for item in node.networks if bridge.name in item.bridges]
     ports = f"{len(bridge.ports)} port{'s' * (len(bridge.ports) != 1)}"

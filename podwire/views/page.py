@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from cni import gojson
-from podwire.node.model import Node, format_rate
+from podwire.node.model import NodeInventory, format_rate
 from podwire.views import map_svg
 from podwire.views.page_script import SCRIPT
 from podwire.views.page_style import STYLE
@@ -35,7 +35,7 @@ class Finding:
     fix: str
 
 
-def render(node: Node, shot: Shot, findings: Sequence[Finding]) -> str:
+def render(node: NodeInventory, shot: Shot, findings: Sequence[Finding]) -> str:
     """Returns the page."""
     title = _text(f"{shot.node}: pod networks")
     data = gojson.dumps({"pods": [_pod(number, node) for number in range(len(node.pods))]}).translate(_IN_SCRIPT)
@@ -74,7 +74,7 @@ def render(node: Node, shot: Shot, findings: Sequence[Finding]) -> str:
 """
 
 
-def _pod(number: int, node: Node) -> dict[str, object]:
+def _pod(number: int, node: NodeInventory) -> dict[str, object]:
     """Returns the values of an attachment that the script shows and searches."""
     pod = node.pods[number]
     limits = (("receives", pod.receives), ("sends", pod.sends))
@@ -106,7 +106,7 @@ def _findings(findings: Sequence[Finding]) -> str:
     return f"<ul>{''.join(items)}</ul>"
 
 
-def _networks(node: Node) -> str:
+def _networks(node: NodeInventory) -> str:
     rows = []
     for item in node.networks:
         ranges = ", ".join(map(str, item.ranges))
@@ -116,7 +116,7 @@ def _networks(node: Node) -> str:
     return f"<table><thead>{headers}</thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def _leaks(node: Node) -> str:
+def _leaks(node: NodeInventory) -> str:
     items = (
         f'<li><b class="problem">{_text(leak.kind)}</b> {_text(leak.network)}: {_text(leak.description)}'
         f"<br>fix: <code>{_text(leak.fix)}</code></li>"
@@ -125,7 +125,7 @@ def _leaks(node: Node) -> str:
     return f"<ul>{''.join(items)}</ul>" if node.leaks else '<p class="good">nothing is leaked.</p>'
 
 
-def _unseen(node: Node) -> str:
+def _unseen(node: NodeInventory) -> str:
     items = "".join(f"<li>{_text(item)}</li>" for item in node.unseen)
     return f'<h3 class="warning">Not seen</h3><ul>{items}</ul>' if items else ""
 

@@ -9,7 +9,7 @@ from ipaddress import ip_interface
 
 from cni.errors import CniError, Code
 from podwire.lint.known import nearest
-from podwire.node.model import Node, Pod, State
+from podwire.node.model import NodeInventory, Pod, State
 
 FINE = (State.OK, State.NOT_CHECKED)
 _WRONG = (State.NO_INTERFACE, State.FAILED)
@@ -26,7 +26,7 @@ def is_wrong(pod: Pod) -> bool:
     return pod.state in _WRONG or lacks_rules(pod)
 
 
-def select(node: Node, pattern: str = "", *, wrong: bool = False) -> Node:
+def select(node: NodeInventory, pattern: str = "", *, wrong: bool = False) -> NodeInventory:
     """Returns the node with only the attachments that a pattern names and, with `wrong`, that have a fault or leaked.
 
     Raises CniError(3) for a pattern that matches none.
@@ -51,7 +51,7 @@ def matches(pod: Pod, pattern: str) -> bool:
     return len(pattern) >= _SHORTEST_ID and pod.attachment.container_id.startswith(pattern)
 
 
-def unknown_pod(pattern: str, node: Node) -> CniError:
+def unknown_pod(pattern: str, node: NodeInventory) -> CniError:
     """Returns the error for a pod that this node does not have, with the most similar name."""
     full = {pod.pod for pod in node.pods if pod.pod}
     names = full | {name.rpartition("/")[2] for name in full} | {pod.attachment.container_id for pod in node.pods}
@@ -75,6 +75,6 @@ SORT_KEYS: dict[str, Callable[[Pod], object]] = {
 }
 
 
-def sort(node: Node, key: str) -> Node:
+def sort(node: NodeInventory, key: str) -> NodeInventory:
     """Returns the node with its attachments in the order of one of SORT_KEYS."""
     return replace(node, pods=tuple(sorted(node.pods, key=SORT_KEYS[key])))  # type: ignore[arg-type]  # comparable keys

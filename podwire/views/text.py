@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipam.host_local.allocator import format_usage
-from podwire.node.model import Leak, Node, NodeNetwork, Pod, State, fold_ports, format_rate, short_id
+from podwire.node.model import Leak, NodeInventory, NodeNetwork, Pod, State, fold_ports, format_rate, short_id
 from podwire.output import Cell, Output, Text, plural
 from podwire.views.selection import FINE, lacks_rules
 
@@ -12,7 +12,7 @@ _HEADERS = ("NETWORK", "CONTAINER", "POD", "INTERFACE", "HOST", "ADDRESSES", "HO
 _OPTIONAL = ("INTERFACE", "HOST", "LIMITS", "CONTAINER", "HOST PORTS")
 
 
-def print_node(node: Node, out: Output, *, everything: bool) -> None:
+def print_node(node: NodeInventory, out: Output, *, everything: bool) -> None:
     """Prints the node; without `everything` networks that only set up lo are one line."""
     loopback = {} if everything else _of_lo(node)
     _networks(tuple(item for item in node.networks if item.name not in loopback), out)
@@ -25,14 +25,14 @@ def print_node(node: Node, out: Output, *, everything: bool) -> None:
     _unseen(node, out)
 
 
-def print_selected(node: Node, out: Output) -> None:
+def print_selected(node: NodeInventory, out: Output) -> None:
     """Prints the attachments and leaked objects of a selection, without the networks."""
     print_pods(node.pods, out)
     _leaks(node.leaks, out)
     _unseen(node, out)
 
 
-def _unseen(node: Node, out: Output) -> None:
+def _unseen(node: NodeInventory, out: Output) -> None:
     if node.unseen:
         out.print()
         out.print(Cell("NOT SEEN", "warning"))
@@ -40,7 +40,7 @@ def _unseen(node: Node, out: Output) -> None:
             out.print_text(f"  {text}", "    ")
 
 
-def _of_lo(node: Node) -> dict[str, int]:
+def _of_lo(node: NodeInventory) -> dict[str, int]:
     """Returns the networks that only set up lo, with the number of their pods."""
     names = [item.name for item in node.networks if not item.file and set(item.plugins) == {"loopback"}]
     return {name: sum(pod.network == name and pod.state in FINE for pod in node.pods) for name in names}

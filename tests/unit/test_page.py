@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni.conf import Attachment
-from podwire.node.model import HostPort, Leak, Node, NodeNetwork, Pod, State
+from podwire.node.model import HostPort, Leak, NodeInventory, NodeNetwork, Pod, State
 from podwire.views import page
 from podwire.views.page import Finding
 from podwire.views.shot import Shot
@@ -21,7 +21,7 @@ from podwire.views.shot import Shot
 SHOT = Shot("node-1", "2026-11-25 12:00:00Z", "1.2.3")
 HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">"
 FINDING = Finding("problem", "firewall", "lost-rules", "cni0", "a rule is missing <now>", "podwire repair")
-NODE = Node(
+NODE = NodeInventory(
     (NodeNetwork("net", "/etc/cni/net.d/10-net.conflist", ("bridge",), ("cni0",), (), 3),),
     (
         Pod("net", Attachment("4f2c81a0b1c2", "eth0"), State.OK, "default/web-0", addresses=("10.22.0.2/24",)),
@@ -74,7 +74,9 @@ def test_hostile_names_are_text(name: str):
 
     def rendered(text: str) -> str:
         pod = Pod(text, Attachment(text, text), State.FAILED, text, problems=(text,))
-        node = Node((NodeNetwork(text, text, (text,)),), (pod,), leaks=(Leak(text, text, text, text),), unseen=(text,))
+        node = NodeInventory(
+            (NodeNetwork(text, text, (text,)),), (pod,), leaks=(Leak(text, text, text, text),), unseen=(text,)
+        )
         return page.render(node, SHOT, (Finding("note", text, text, text or "x", text, text or "x"),))
 
     text = rendered(name)

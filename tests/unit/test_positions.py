@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cni import gojson
 from podwire.lint import positions
-from podwire.lint.positions import JsonSyntaxError, Node
+from podwire.lint.positions import JsonSyntaxError, JsonValue
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
@@ -18,7 +18,7 @@ SNIPPETS += [" ", "\n", "//x\n", "\ufeff", "\0", "\\", '"\\ud800"', '"\\udc00\\u
 SNIPPETS += ["1" * 500]
 
 
-def go_value(node: Node) -> Any:
+def go_value(node: JsonValue) -> Any:
     """Returns the value as gojson returns it, with the same handling of duplicates and lone surrogates."""
     if node.members is not None:
         return gojson._pairs([(without_surrogates(item.name), go_value(item.node)) for item in node.members])

@@ -13,7 +13,7 @@ from podwire.node.model import (
     HostInterface,
     HostPort,
     Leak,
-    Node,
+    NodeInventory,
     NodeNetwork,
     Pod,
     Range,
@@ -37,7 +37,7 @@ def pod(number, **keys):
 
 
 def node_of(*pods, leaks=()):
-    return Node((NETWORK,), pods, (BRIDGE,), (HostInterface("ens3", ("192.0.2.7/24",)),), leaks)
+    return NodeInventory((NETWORK,), pods, (BRIDGE,), (HostInterface("ens3", ("192.0.2.7/24",)),), leaks)
 
 
 def render(node):
@@ -142,7 +142,7 @@ def test_leaked_objects_are_red():
 def test_random_texts_give_valid_xml(name, other):
     """For any names the picture is XML without control characters."""
     one = Pod(name, Attachment(other, name), State.OK, pod=other, netns=name, addresses=(other,))
-    picture = render(Node((NETWORK,), (one,), (), (), (Leak("x", name, other, name),)))
+    picture = render(NodeInventory((NETWORK,), (one,), (), (), (Leak("x", name, other, name),)))
     ElementTree.fromstring(picture.encode("utf-8"))
     assert all(char.isprintable() or char == "\n" for char in picture)
 

@@ -11,7 +11,7 @@ from ipam.dhcp import packet
 from podwire.main import PLUGINS
 from podwire.networks import Network
 from podwire.selftest import dhcp, facts, packets, trials
-from podwire.selftest.node import Node
+from podwire.selftest.node import PrivateNode
 from podwire.selftest.run import median
 from podwire.selftest.trials import list_trials
 
@@ -70,7 +70,7 @@ def test_every_address_of_a_pod_is_tried(monkeypatch):
     first: Any = SimpleNamespace(netns=None, addresses=["10.1.0.2", "fd00::2"])
     first.ips = [{"gateway": "10.1.0.1"}, {"gateway": "fd00::1"}]
     pods: Any = [first, SimpleNamespace(addresses=["10.1.0.3", "fd00::3"])]
-    node, ping = cast(Node, None), Mock(return_value=1.0)
+    node, ping = cast(PrivateNode, None), Mock(return_value=1.0)
     monkeypatch.setattr(packets, "ping", ping)
     gateways, others = (
         [("10.1.0.2", "10.1.0.1"), ("fd00::2", "fd00::1")],
