@@ -106,7 +106,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ClusterFault:
     """A fault."""
 
     kind: str
@@ -128,7 +128,7 @@ class Cluster:
     pools: tuple[Pool, ...]
     nodes: tuple[NodeEntry, ...]
     blocks: tuple[Block, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[ClusterFault, ...]
     document: Document
 
     def nodes_named(self, name: str) -> list[tuple[str, str]]:
@@ -239,8 +239,8 @@ def _block(fields: Fields) -> Block:
     )
 
 
-def _finding(fields: Fields) -> Finding:
-    return Finding(fields.string("kind"), fields.string("object"), fields.string("what"), fields.string("fix"))
+def _finding(fields: Fields) -> ClusterFault:
+    return ClusterFault(fields.string("kind"), fields.string("object"), fields.string("what"), fields.string("fix"))
 
 
 def _network(fields: Fields, key: str) -> Network:

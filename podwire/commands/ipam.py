@@ -18,7 +18,7 @@ from podwire.node.dhcp_leases import DhcpLease, LeaseState
 from podwire.node.inspection import read_snapshot
 from podwire.node.records import Directories, Reservation
 from podwire.node.release import Outcome
-from podwire.node.reservations import Entry, Finding, ReservationState
+from podwire.node.reservations import Entry, ReservationFault, ReservationState
 from podwire.node.snapshot import Snapshot
 from podwire.output import Cell, Text
 
@@ -178,7 +178,9 @@ def _unseen(snapshot: Snapshot, network: str) -> list[str]:
     return list(dict.fromkeys((*snapshot.records.unread, *snapshot.kernel.unseen, *unproven_owners)))
 
 
-def _print(context: Context, snapshot: Snapshot, items: list[Finding], unseen: list[str], network: str) -> None:
+def _print(
+    context: Context, snapshot: Snapshot, items: list[ReservationFault], unseen: list[str], network: str
+) -> None:
     for item in items:
         context.out.print_text(Cell(item.description, "bad"), "    ", f"{item.network}:")
         context.out.print("  fix:", item.fix)

@@ -12,7 +12,15 @@ from cni.address import Address
 from cni.errors import CniError, Code
 from podwire.cluster import agent_socket, local_check, why
 from podwire.cluster.agent_socket import StoreError
-from podwire.cluster.answers import Block, Cluster, Finding, LocalReport, find_node, read_cluster, read_local_report
+from podwire.cluster.answers import (
+    Block,
+    Cluster,
+    ClusterFault,
+    LocalReport,
+    find_node,
+    read_cluster,
+    read_local_report,
+)
 from podwire.command import Context, Status, UsageError, exit_status
 from podwire.commands.show import places
 from podwire.node import reservations
@@ -243,7 +251,7 @@ def verify(context: Context, options: Namespace) -> Status:
     return exit_status(wrong=bool(findings), complete=not unseen)
 
 
-def _find_local(context: Context, options: Namespace) -> tuple[LocalReport, Snapshot, list[Finding]]:
+def _find_local(context: Context, options: Namespace) -> tuple[LocalReport, Snapshot, list[ClusterFault]]:
     snapshot = read_snapshot(places(context, options), rules=False)
     local = read_local_report(options.socket)
     return local, snapshot, list(local_check.find_faults(local, snapshot))

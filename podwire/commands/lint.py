@@ -12,11 +12,11 @@ from collections import Counter
 from podwire.command import Command, Context, Status, add_bin_dir, add_conf_dir, add_json, bin_dirs, conf_dir
 from podwire.lint import directory
 from podwire.lint.directory import LintResult
-from podwire.lint.source import Severity, SourceFile
+from podwire.lint.source import LintSeverity, SourceFile
 from podwire.output import Cell, plural
 
-_STYLES = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.NOTE: "dim"}
-_BAD = (Severity.ERROR, Severity.WARNING)
+_STYLES = {LintSeverity.ERROR: "bad", LintSeverity.WARNING: "warning", LintSeverity.NOTE: "dim"}
+_BAD = (LintSeverity.ERROR, LintSeverity.WARNING)
 
 
 def _run(context: Context, options: Namespace) -> Status:
@@ -26,7 +26,7 @@ def _run(context: Context, options: Namespace) -> Status:
     is_empty = any(one.is_directory and one.winner is None for one in linted)
     _print_json(context, linted, counts)
     _print(context, linted, counts)
-    counted = tuple(Severity) if options.strict else _BAD
+    counted = tuple(LintSeverity) if options.strict else _BAD
     return Status.WRONG if is_empty or any(counts[severity] for severity in counted) else Status.FINE
 
 
@@ -36,7 +36,7 @@ def _lint(path: str, context: Context, places: tuple[str, ...]) -> LintResult:
     return directory.lint_directory(path, context.plugins, places)
 
 
-def _print(context: Context, linted: list[LintResult], counts: Counter[Severity]) -> None:
+def _print(context: Context, linted: list[LintResult], counts: Counter[LintSeverity]) -> None:
     for page in (page for one in linted for page in one.files):
         for finding in page.findings:
             where = f"{page.path}:{finding.line}:{finding.column}:"
@@ -47,7 +47,7 @@ def _print(context: Context, linted: list[LintResult], counts: Counter[Severity]
         if one.is_directory:
             _print_winner(context, one)
     number = sum(len(one.files) for one in linted)
-    summary = ", ".join(plural(counts[severity], severity) for severity in Severity if counts[severity])
+    summary = ", ".join(plural(counts[severity], severity) for severity in LintSeverity if counts[severity])
     context.out.print(f"{plural(number, 'file')}: {summary or 'no findings'}")
 
 
@@ -63,9 +63,9 @@ def _print_winner(context: Context, one: LintResult) -> None:
         context.out.print(f"libcni also finds by name: {', '.join(dict.fromkeys(others))}")
 
 
-def _print_json(context: Context, linted: list[LintResult], counts: Counter[Severity]) -> None:
+def _print_json(context: Context, linted: list[LintResult], counts: Counter[LintSeverity]) -> None:
     files = [_file(page, one) for one in linted for page in one.files]
-    totals = {f"{severity}s": counts[severity] for severity in Severity}
+    totals = {f"{severity}s": counts[severity] for severity in LintSeverity}
     context.out.print_json({"files": files, **totals})
 
 

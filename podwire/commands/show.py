@@ -33,7 +33,7 @@ from podwire.node.model import DOCUMENT, NodeInventory
 from podwire.node.records import Directories
 from podwire.output import Output
 from podwire.views import map_svg, page, selection, text
-from podwire.views.page import Finding
+from podwire.views.page import PageFinding
 from podwire.views.shot import Shot
 from process.version import __version__
 
@@ -140,7 +140,7 @@ def _run(context: Context, options: Namespace) -> Status:
     return exit_status(wrong=bool(wrong), complete=not node.unseen)
 
 
-def _findings(context: Context, options: Namespace) -> tuple[Finding, ...]:
+def _findings(context: Context, options: Namespace) -> tuple[PageFinding, ...]:
     """Returns doctor's findings, for the page."""
     context.progress.show("podwire doctor")
     directories, path = places(context, options), bin_dirs(context, options)
@@ -148,7 +148,7 @@ def _findings(context: Context, options: Namespace) -> tuple[Finding, ...]:
         context.plugins, context.env, directories.conf_dir, path, options.cache_dir, options.network, {}
     )
     return tuple(
-        Finding(finding.severity.value, check.group, finding.name, finding.subject, finding.text, finding.fix)
+        PageFinding(finding.severity.value, check.group, finding.name, finding.subject, finding.text, finding.fix)
         for check, finding in run_checks(doctor)
         if finding.severity is not Severity.OK
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from cni import versions
 from podwire.lint.entry import PluginEntry
 from podwire.lint.known import ALL, CHAINED, INTERFACES, IPAMS, nearest
-from podwire.lint.source import Severity, SourceFile
+from podwire.lint.source import LintSeverity, SourceFile
 
 _POLICIES = ("same-bridge", "isolated")
 
@@ -33,17 +33,17 @@ def _check_version(source: SourceFile, items: Sequence[PluginEntry]) -> None:
     version = source.network.version if source.network else items[0].version if items else ""
     key = "cniVersions" if root.node.get("cniVersions") and not root.node.get("cniVersion") else "cniVersion"
     if root.node.get("cniVersion") is None and root.node.get("cniVersions") is None:
-        root.add(Severity.NOTE, key, '"cniVersion" is missing: that means 0.1.0', 'add "cniVersion": "1.0.0"')
+        root.add(LintSeverity.NOTE, key, '"cniVersion" is missing: that means 0.1.0', 'add "cniVersion": "1.0.0"')
     elif version not in versions.SUPPORTED and isinstance(version, str) and source.network:
         listed = ", ".join(versions.SUPPORTED)
         hint = f'did you mean "{version}.0"?' if f"{version}.0" in versions.SUPPORTED else f"supported: {listed}"
-        root.add(Severity.ERROR, key, f'cniVersion "{version}" is unknown: every plugin refuses it', hint)
+        root.add(LintSeverity.ERROR, key, f'cniVersion "{version}" is unknown: every plugin refuses it', hint)
         return
     elif value.get("cniVersion") == "1.1.0":
         both = '"cniVersion": "1.0.0", "cniVersions": ["1.0.0", "1.1.0"]'
         hint = f"if these runtimes read the file: {both} lets each runtime choose"
         root.add(
-            Severity.NOTE, key, "containerd 1 and podman 4 refuse each pod on a network with cniVersion 1.1.0", hint
+            LintSeverity.NOTE, key, "containerd 1 and podman 4 refuse each pod on a network with cniVersion 1.1.0", hint
         )
     for item in items:
         _check_supported(item, version)

@@ -14,7 +14,7 @@ from cni.errors import CniError, Code
 from cni.skel import Plugin
 from podwire.lint import bridges, chain, entry, masters, names, ranges, settings, source
 from podwire.lint.entry import PluginEntry
-from podwire.lint.source import Severity, SourceFile
+from podwire.lint.source import LintSeverity, SourceFile
 from podwire.networks import SUFFIXES
 
 # Parts of the names of files that an administrator may take for configurations.
@@ -35,7 +35,7 @@ def lint_file(path: str, plugins: Mapping[str, Plugin], bin_dirs: Sequence[str])
     """Checks one file without regard to others."""
     file = source.read(path)
     if not path.endswith(SUFFIXES):
-        file.add(Severity.NOTE, "no runtime reads a file with this suffix", f"they read {', '.join(SUFFIXES)}")
+        file.add(LintSeverity.NOTE, "no runtime reads a file with this suffix", f"they read {', '.join(SUFFIXES)}")
     entries, drop_ins = _check(file, plugins, bin_dirs)
     for one in entries:
         ranges.check(one)
@@ -65,7 +65,7 @@ def lint_directory(path: str, plugins: Mapping[str, Plugin], bin_dirs: Sequence[
             others += drop_ins
         elif not os.path.isdir(full) and any(part in name.casefold() for part in _LOOKS_LIKE):
             unread = SourceFile(full)
-            unread.add(Severity.NOTE, "no runtime reads this file", f"they read {', '.join(SUFFIXES)}")
+            unread.add(LintSeverity.NOTE, "no runtime reads this file", f"they read {', '.join(SUFFIXES)}")
             others.append(unread)
     winner = next((one for one in files if one.network), None)
     _check_broken(files, winner)
@@ -90,7 +90,7 @@ def _check(
         settings.check(one)
     chain.check(file, entries, bin_dirs)
     if os.path.basename(file.path).startswith("."):
-        file.add(Severity.NOTE, "this file is hidden, but runtimes read it", "rename or remove the file")
+        file.add(LintSeverity.NOTE, "this file is hidden, but runtimes read it", "rename or remove the file")
     return entries, drop_ins
 
 
@@ -105,7 +105,7 @@ def _check_broken(files: Sequence[SourceFile], winner: SourceFile | None) -> Non
     """Adds a note to each invalid file that comes before the one that Kubernetes' runtimes use."""
     for one in files[: files.index(winner)] if winner else ():
         text = "containerd uses no network at all because of this file; CRI-O skips it"
-        one.add(Severity.NOTE, text, "correct or remove the file")
+        one.add(LintSeverity.NOTE, text, "correct or remove the file")
 
 
 def _check_winner(winner: SourceFile | None) -> None:
@@ -114,7 +114,9 @@ def _check_winner(winner: SourceFile | None) -> None:
         types = {plugin.get("type") for plugin in winner.network.plugins}
         if types == {"loopback"}:
             text = "this is the pod network, but its only plugin is loopback: pods get no address"
-            winner.root.add(Severity.WARNING, "name", text, "add a network whose file comes before this one by name")
+            winner.root.add(
+                LintSeverity.WARNING, "name", text, "add a network whose file comes before this one by name"
+            )
 
 
 def _check_hidden(files: Sequence[SourceFile]) -> set[SourceFile]:
@@ -128,11 +130,13 @@ def _check_hidden(files: Sequence[SourceFile]) -> set[SourceFile]:
         if before is not one:
             hidden.add(one)
             text = f'the network in {before.path} is also named "{one.network.name}", and is found first'
-            one.root.add(Severity.WARNING, "name", text, "rename one: both would share their addresses and rules")
+            one.root.add(LintSeverity.WARNING, "name", text, "rename one: both would share their addresses and rules")
     return hidden
 
 
 def _sorted(files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
     for one in files:
-        one.findings.sort(key=lambda finding: (finding.line, finding.column, list(Severity).index(finding.severity)))
+        one.findings.sort(
+            key=lambda finding: (finding.line, finding.column, list(LintSeverity).index(finding.severity))
+        )
     return tuple(files)

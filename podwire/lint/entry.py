@@ -13,7 +13,7 @@ from cni import versions
 from cni.conf import VALID_NAME
 from cni.skel import Plugin
 from podwire.lint import source as sources
-from podwire.lint.source import JsonObject, Severity, SourceFile
+from podwire.lint.source import JsonObject, LintSeverity, SourceFile
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,15 +39,15 @@ class PluginEntry:
 
     def note(self, path: str, text: str, hint: str = "") -> None:
         """Adds a note: something worth knowing."""
-        self.json_object.add(Severity.NOTE, path, text, hint)
+        self.json_object.add(LintSeverity.NOTE, path, text, hint)
 
     def warn(self, path: str, text: str, hint: str = "") -> None:
         """Adds a warning: it works, but not as intended."""
-        self.json_object.add(Severity.WARNING, path, text, hint)
+        self.json_object.add(LintSeverity.WARNING, path, text, hint)
 
     def error(self, path: str, text: str, hint: str = "") -> None:
         """Adds an error: a runtime or a plugin will refuse it."""
-        self.json_object.add(Severity.ERROR, path, text, hint)
+        self.json_object.add(LintSeverity.ERROR, path, text, hint)
 
     @property
     def parsers(self) -> Iterator[Plugin]:

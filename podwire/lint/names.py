@@ -27,7 +27,7 @@ from cni.keys import (
 from podwire.lint.entry import PluginEntry
 from podwire.lint.known import RUNTIME_KEYS, UNREAD, nearest
 from podwire.lint.positions import JsonValue, walk
-from podwire.lint.source import JsonObject, Severity, SourceFile
+from podwire.lint.source import JsonObject, LintSeverity, SourceFile
 
 _WORDS = {
     STRING: "a string",
@@ -118,7 +118,7 @@ def _check_object(table: _Table, path: str, node: JsonValue, keys: tuple[Key, ..
 def _check_member(table: _Table, path: str, node: JsonValue, key: Key) -> None:
     if path.rpartition(".")[2] != key.name:
         table.json_object.add(
-            Severity.NOTE,
+            LintSeverity.NOTE,
             path,
             f'"{path.rpartition(".")[2]}" is spelt "{key.name}"',
             "it works: case is ignored",
@@ -154,14 +154,14 @@ def _check_repeated(root: JsonObject) -> None:
     for path, node in walk(root.node):
         if isinstance(node.value, float) and abs(node.value) == _INFINITE:
             root.add(
-                Severity.ERROR, path, "this number is too large for runtimes to read", "JSON numbers end at 1.8e308"
+                LintSeverity.ERROR, path, "this number is too large for runtimes to read", "JSON numbers end at 1.8e308"
             )
         names = Counter(item.name for item in node.members or ())
         for name, times in names.items():
             if times > 1:
                 where = f"{path}.{name}" if path else name
                 root.add(
-                    Severity.WARNING,
+                    LintSeverity.WARNING,
                     where,
                     f'"{name}" is here {times} times',
                     "runtimes use the last one: remove the others",
@@ -170,7 +170,7 @@ def _check_repeated(root: JsonObject) -> None:
 
 def _add_unknown_key(table: _Table, path: str, name: str, keys: tuple[Key, ...]) -> None:
     if name in UNREAD:
-        table.json_object.add(Severity.NOTE, path, f'{table.reader(path)} does not read "{name}"', UNREAD[name])
+        table.json_object.add(LintSeverity.NOTE, path, f'{table.reader(path)} does not read "{name}"', UNREAD[name])
         return
     known = [key.name for key in keys]
     if likely := nearest(name, known):
@@ -182,16 +182,18 @@ def _add_unknown_key(table: _Table, path: str, name: str, keys: tuple[Key, ...])
         hint = 'move it beside "plugins"'
     else:
         hint = f"known here: {', '.join(known)}" if len(known) <= _MAX_LISTED else "it is ignored"
-    table.json_object.add(Severity.WARNING, path, f'unknown key "{name}": {table.reader(path)} does not read it', hint)
+    table.json_object.add(
+        LintSeverity.WARNING, path, f'unknown key "{name}": {table.reader(path)} does not read it', hint
+    )
 
 
 def _add_unknown_network_key(root: JsonObject, name: str) -> None:
     if likely := nearest(name, [key.name for key in NETWORK]):
-        root.add(Severity.WARNING, name, f'unknown key "{name}"', f'did you mean "{likely}"?')
+        root.add(LintSeverity.WARNING, name, f'unknown key "{name}"', f'did you mean "{likely}"?')
     elif _key((*COMMON, *REQUEST), name):
-        root.add(Severity.WARNING, name, f'"{name}" has no effect here', 'move it into one of "plugins"')
+        root.add(LintSeverity.WARNING, name, f'"{name}" has no effect here', 'move it into one of "plugins"')
     else:
-        root.add(Severity.NOTE, name, f'unknown key "{name}"', "no plugin gets it")
+        root.add(LintSeverity.NOTE, name, f'unknown key "{name}"', "no plugin gets it")
 
 
 def _add_wrong_type(json_object: JsonObject, path: str, node: JsonValue, kinds: tuple[str, ...]) -> None:
@@ -207,13 +209,13 @@ def _add_wrong_type(json_object: JsonObject, path: str, node: JsonValue, kinds: 
             hint = "write it in brackets: [...]"
     elif STRING in kinds and text:
         hint = "write it in double quotes"
-    json_object.add(Severity.ERROR, path, f'"{path}" must be {expected}, not {_NAMES[_kind(node)]}', hint)
+    json_object.add(LintSeverity.ERROR, path, f'"{path}" must be {expected}, not {_NAMES[_kind(node)]}', hint)
 
 
 def _add_unknown_value(json_object: JsonObject, path: str, value: str, key: Key) -> None:
     likely = nearest(value, key.choices)
     hint = f'did you mean "{likely}"?' if likely else f"known: {', '.join(key.choices)}"
-    json_object.add(Severity.WARNING, path, f'"{path}" has an unknown value: "{value}"', hint)
+    json_object.add(LintSeverity.WARNING, path, f'"{path}" has an unknown value: "{value}"', hint)
 
 
 def _kind(node: JsonValue) -> str:

@@ -19,7 +19,7 @@ from cni.fields import Fields
 from cni.skel import Plugin
 from podwire.lint.entry import PluginEntry
 from podwire.lint.known import nearest
-from podwire.lint.source import Severity
+from podwire.lint.source import LintSeverity
 
 _CONTEXT = re.compile(r"^failed to (load netconf|parse network configuration): ")
 _TOP = re.compile(r"[.\[]")
@@ -95,8 +95,8 @@ def _parse_error(item: PluginEntry, plugin: Plugin, without: Collection[str]) ->
 def _add_error(item: PluginEntry, path: str, text: str, hint: str) -> None:
     """Adds an error unless the key already has one; replaces warnings about the key."""
     full, findings = item.json_object.full(path).casefold(), item.json_object.source.findings
-    if not any(one.key.casefold() == full and one.severity == Severity.ERROR for one in findings):
-        findings[:] = [one for one in findings if one.key.casefold() != full or one.severity != Severity.WARNING]
+    if not any(one.key.casefold() == full and one.severity == LintSeverity.ERROR for one in findings):
+        findings[:] = [one for one in findings if one.key.casefold() != full or one.severity != LintSeverity.WARNING]
         item.error(path, text, hint)
 
 

@@ -22,7 +22,7 @@ from process import files
 _QUOTED = re.compile(r'"([^"]+)"')
 
 
-class Severity(StrEnum):
+class LintSeverity(StrEnum):
     """The severity of a finding."""
 
     ERROR = "error"  # a runtime or a plugin will refuse it
@@ -31,10 +31,10 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class LintFinding:
     """A finding; `key` is the path of its key, "" for the whole file."""
 
-    severity: Severity
+    severity: LintSeverity
     line: int
     column: int
     key: str
@@ -49,11 +49,11 @@ class SourceFile:
     path: str
     document: Document | None = None
     network: Network | None = None
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[LintFinding] = field(default_factory=list)
 
-    def add(self, severity: Severity, text: str, hint: str = "") -> None:
+    def add(self, severity: LintSeverity, text: str, hint: str = "") -> None:
         """Adds a finding about the whole file."""
-        self.findings.append(Finding(severity, 1, 1, "", text, hint))
+        self.findings.append(LintFinding(severity, 1, 1, "", text, hint))
 
     @property
     def root(self) -> JsonObject | None:
@@ -72,14 +72,14 @@ class JsonObject:
     node: JsonValue
     prefix: str = ""
 
-    def add(self, severity: Severity, path: str, text: str, hint: str = "") -> None:
+    def add(self, severity: LintSeverity, path: str, text: str, hint: str = "") -> None:
         """Adds a finding about the key `path`; a missing key has the position of the nearest object around it."""
         offset, around = None, path
         while around and offset is None:
             offset = self.document.offset(around, self.node)
             around = around[: max(around.rfind("."), around.rfind("["), 0)]
         line, column = self.document.position(self.node.start if offset is None else offset)
-        self.source.findings.append(Finding(severity, line, column, self.full(path), text, hint))
+        self.source.findings.append(LintFinding(severity, line, column, self.full(path), text, hint))
 
     def key_of(self, error: CniError) -> str:
         """Returns the path of the key that an error names: the first quoted one that exists, else that could exist."""
@@ -125,16 +125,16 @@ def read(path: str) -> SourceFile:
     try:
         source.network = networks.parse(data, path)
     except OSError as error:
-        source.add(Severity.ERROR, f"its plugins cannot be read: {error.filename}: {error.strerror}")
+        source.add(LintSeverity.ERROR, f"its plugins cannot be read: {error.filename}: {error.strerror}")
     except ValueError as error:
-        source.add(Severity.ERROR, str(error))
+        source.add(LintSeverity.ERROR, str(error))
     except CniError as error:
         text = error.msg.removeprefix("network configuration: ")
         if source.root:
             first = text.split('"')[1] if text.startswith('"') else ""  # the key, which may be missing
-            source.root.add(Severity.ERROR, source.root.key_of(error) or first, text, error.details)
+            source.root.add(LintSeverity.ERROR, source.root.key_of(error) or first, text, error.details)
         else:
-            source.add(Severity.ERROR, text, 'write {"cniVersion": ..., "name": ..., "plugins": [...]}')
+            source.add(LintSeverity.ERROR, text, 'write {"cniVersion": ..., "name": ..., "plugins": [...]}')
     return source
 
 
@@ -151,11 +151,11 @@ def _read_bytes(path: str) -> tuple[SourceFile, bytes | None]:
     try:
         if stat.S_ISREG(os.stat(path).st_mode):
             return source, files.read(path, gojson.MAX_BYTES)
-        source.add(Severity.ERROR, "it is not a regular file", "replace it: a runtime would wait for its end")
+        source.add(LintSeverity.ERROR, "it is not a regular file", "replace it: a runtime would wait for its end")
     except OSError as error:
-        source.add(Severity.ERROR, f"it cannot be read: {error.strerror}")
+        source.add(LintSeverity.ERROR, f"it cannot be read: {error.strerror}")
     except ValueError as error:
-        source.add(Severity.ERROR, str(error), "replace it: no valid configuration is this long")
+        source.add(LintSeverity.ERROR, str(error), "replace it: no valid configuration is this long")
     return source, None
 
 
@@ -164,5 +164,5 @@ def _read_document(source: SourceFile, data: bytes) -> bool:
         source.document = positions.parse(data)
     except JsonSyntaxError as error:
         line, column = positions.position(data, error.offset)
-        source.findings.append(Finding(Severity.ERROR, line, column, "", error.problem, error.hint))
+        source.findings.append(LintFinding(LintSeverity.ERROR, line, column, "", error.problem, error.hint))
     return source.document is not None

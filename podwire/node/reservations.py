@@ -71,7 +71,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ReservationFault:
     """A fault: `kind` is for programs, `description` and `fix` for an operator."""
 
     kind: str
@@ -146,7 +146,7 @@ def state_of(snapshot: Snapshot, item: Reservation) -> ReservationState:
     )
 
 
-def findings(snapshot: Snapshot, network: str = "") -> Iterator[Finding]:
+def findings(snapshot: Snapshot, network: str = "") -> Iterator[ReservationFault]:
     """Yields the faults in the stores of a network, or of all networks, and of their attachments."""
     for pool in _pools(snapshot, network):
         yield from _gone(snapshot, pool)
@@ -164,7 +164,7 @@ def findings(snapshot: Snapshot, network: str = "") -> Iterator[Finding]:
 
 def find_unreserved(
     snapshot: Snapshot, is_allocated: Callable[[Pod, Address], bool], network: str = ""
-) -> Iterator[Finding]:
+) -> Iterator[ReservationFault]:
     """Yields the addresses of running attachments that host-local allocates and that are not reserved for them."""
     for pod in _running(snapshot):
         namespace = snapshot.kernel.namespaces.get(pod.netns)
@@ -185,33 +185,33 @@ def _pools(snapshot: Snapshot, network: str) -> Iterator[Pool]:
     return (pool for pool in snapshot.records.pools if network in ("", pool.network))
 
 
-def _gone(snapshot: Snapshot, pool: Pool) -> Iterator[Finding]:
+def _gone(snapshot: Snapshot, pool: Pool) -> Iterator[ReservationFault]:
     for item in pool.reservations:
         if state_of(snapshot, item) is ReservationState.GONE:
             description = f"{item.file.name} is reserved for {_name(item.attachment)}, which is no longer running"
             fix = f"podwire ipam free {item.file.name} {pool.network}"
-            yield Finding("gone", pool.network, item.file.name, description, fix)
+            yield ReservationFault("gone", pool.network, item.file.name, description, fix)
 
 
-def _foreign(snapshot: Snapshot, pool: Pool) -> Iterator[Finding]:
+def _foreign(snapshot: Snapshot, pool: Pool) -> Iterator[ReservationFault]:
     directory = pool.store().directory
     for name in pool.foreign:
         path = quote(f"{directory}/{name}")
         description = f"{directory}/{name} was not written by host-local"
-        yield Finding("foreign", pool.network, "", description, f"move the file out of the store: {path}")
+        yield ReservationFault("foreign", pool.network, "", description, f"move the file out of the store: {path}")
     for item in pool.reservations:
         name = item.file.name
         if state_of(snapshot, item) is ReservationState.FOREIGN:
             description = f"{directory}/{name} names no container, so the address is never allocated"
             fix = f"podwire ipam free {name} {pool.network} --force"
-            yield Finding("foreign", pool.network, name, description, fix)
+            yield ReservationFault("foreign", pool.network, name, description, fix)
         elif str(item.address) != name:
             description = f"{directory}/{name} is not how host-local spells {item.address}: it may allocate it again"
             fix = f"mv -n {quote(f'{directory}/{name}')} {quote(f'{directory}/{item.address}')}"
-            yield Finding("foreign", pool.network, name, description, fix)
+            yield ReservationFault("foreign", pool.network, name, description, fix)
 
 
-def _full(snapshot: Snapshot, pool: Pool) -> Iterator[Finding]:
+def _full(snapshot: Snapshot, pool: Pool) -> Iterator[ReservationFault]:
     for range_set in pool.range_sets:
         in_use = pool.in_use(range_set)
         if in_use * 100 < range_set.size * _FULL_PERCENT:
@@ -222,10 +222,10 @@ def _full(snapshot: Snapshot, pool: Pool) -> Iterator[Finding]:
         if gone:
             description += f", {gone} of them by containers that are no longer running"
         fix = f"podwire ipam free --gone {pool.network}" if gone else "give the network a larger range"
-        yield Finding("full", pool.network, "", description, fix)
+        yield ReservationFault("full", pool.network, "", description, fix)
 
 
-def _index(pool: Pool) -> Iterator[Finding]:
+def _index(pool: Pool) -> Iterator[ReservationFault]:
     store = pool.store()
     try:
         wrong = listing.list_unindexed(store)
@@ -234,10 +234,12 @@ def _index(pool: Pool) -> Iterator[Finding]:
     if wrong:
         index = f"{pool.data_dir.rstrip('/')}.podwire/{pool.network}"
         description = f"the index {index} lacks {', '.join(wrong)}: the files of the store were edited by hand"
-        yield Finding("index", pool.network, wrong[0], description, f"rm {quote(index)}  # the next ADD writes it anew")
+        yield ReservationFault(
+            "index", pool.network, wrong[0], description, f"rm {quote(index)}  # the next ADD writes it anew"
+        )
 
 
-def _owned_by_another(pod: Pod, address: Address, pools: Iterable[Pool]) -> Iterator[Finding]:
+def _owned_by_another(pod: Pod, address: Address, pools: Iterable[Pool]) -> Iterator[ReservationFault]:
     same_address = (item for pool in pools for item in pool.reservations if item.address == address)
     reservations = [item for item in same_address if not item.file.residue]
     expected = (pod.attachment, Attachment(pod.attachment.container_id, ""))
@@ -247,16 +249,16 @@ def _owned_by_another(pod: Pod, address: Address, pools: Iterable[Pool]) -> Iter
     if reservations:
         description = f"{address} is in use by {owner}, but reserved for {_name(reservations[0].attachment)}"
         fix = "remove both containers and create them again"
-        yield Finding("of another", pod.network, str(address), description, fix)
+        yield ReservationFault("of another", pod.network, str(address), description, fix)
     else:
         description = (
             f"{address} is in use by {owner}, but not reserved: host-local may allocate it to another container"
         )
         fix = "remove the container and create it again"
-        yield Finding("not reserved", pod.network, str(address), description, fix)
+        yield ReservationFault("not reserved", pod.network, str(address), description, fix)
 
 
-def _duplicates(snapshot: Snapshot, running: Iterable[Pod], network: str) -> Iterator[Finding]:
+def _duplicates(snapshot: Snapshot, running: Iterable[Pod], network: str) -> Iterator[ReservationFault]:
     """Yields the addresses that two running attachments of a network, or on one bridge, have."""
     bridges = {pod.network: pod.bridge for pod in snapshot.pods if pod.bridge}
     users: dict[tuple[str, str], list[Pod]] = {}
@@ -270,7 +272,7 @@ def _duplicates(snapshot: Snapshot, running: Iterable[Pod], network: str) -> Ite
         if len(pods) > 1 and network in ("", *(pod.network for pod in pods)):
             owners = " and ".join(_name(pod.attachment) for pod in pods)
             fix = "remove all of these containers but one, and create them again"
-            yield Finding("twice", pods[0].network, address, f"{address} is in use by {owners}", fix)
+            yield ReservationFault("twice", pods[0].network, address, f"{address} is in use by {owners}", fix)
 
 
 def _name(attachment: Attachment) -> str:

@@ -24,7 +24,7 @@ _IN_SCRIPT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2
 
 
 @dataclass(frozen=True)
-class Finding:
+class PageFinding:
     """A finding of `podwire doctor`, as the page prints it."""
 
     severity: str
@@ -35,7 +35,7 @@ class Finding:
     fix: str
 
 
-def render(node: NodeInventory, shot: Shot, findings: Sequence[Finding]) -> str:
+def render(node: NodeInventory, shot: Shot, findings: Sequence[PageFinding]) -> str:
     """Returns the page."""
     title = _text(f"{shot.node}: pod networks")
     data = gojson.dumps({"pods": [_pod(number, node) for number in range(len(node.pods))]}).translate(_IN_SCRIPT)
@@ -93,7 +93,7 @@ def _pod(number: int, node: NodeInventory) -> dict[str, object]:
     }
 
 
-def _findings(findings: Sequence[Finding]) -> str:
+def _findings(findings: Sequence[PageFinding]) -> str:
     if not findings:
         return '<p class="good">podwire doctor reports no finding.</p>'
     items = []

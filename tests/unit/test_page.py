@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from cni.conf import Attachment
 from podwire.node.model import HostPort, Leak, NodeInventory, NodeNetwork, Pod, State
 from podwire.views import page
-from podwire.views.page import Finding
+from podwire.views.page import PageFinding
 from podwire.views.shot import Shot
 
 SHOT = Shot("node-1", "2026-11-25 12:00:00Z", "1.2.3")
 HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">"
-FINDING = Finding("problem", "firewall", "lost-rules", "cni0", "a rule is missing <now>", "podwire repair")
+FINDING = PageFinding("problem", "firewall", "lost-rules", "cni0", "a rule is missing <now>", "podwire repair")
 NODE = NodeInventory(
     (NodeNetwork("net", "/etc/cni/net.d/10-net.conflist", ("bridge",), ("cni0",), (), 3),),
     (
@@ -77,7 +77,7 @@ def test_hostile_names_are_text(name: str):
         node = NodeInventory(
             (NodeNetwork(text, text, (text,)),), (pod,), leaks=(Leak(text, text, text, text),), unseen=(text,)
         )
-        return page.render(node, SHOT, (Finding("note", text, text, text or "x", text, text or "x"),))
+        return page.render(node, SHOT, (PageFinding("note", text, text, text or "x", text, text or "x"),))
 
     text = rendered(name)
     text.encode("utf-8")
