@@ -22,7 +22,7 @@ from podwire.commands.attachment_options import (
 )
 from podwire.networks import Network
 from podwire.verbs import dry_run, network_list, printing, target
-from podwire.verbs.invoke import Pod
+from podwire.verbs.invoke import PodArgs
 
 
 def _add(context: Context, options: Namespace) -> Status:
@@ -61,7 +61,7 @@ def _attach(context: Context, options: Namespace, network: Network, netns: str) 
     return Status.WRONG if runtime.failed else Status.FINE
 
 
-def _try_in_copy(context: Context, options: Namespace, network: Network, pod: Pod) -> Status:
+def _try_in_copy(context: Context, options: Namespace, network: Network, pod: PodArgs) -> Status:
     runtime = build_runtime(context, options, dry_run=True)
     copy = dry_run.enter(network, options.cache_dir)
     runtime.serve = dry_run.runner_in(context.plugins, copy)

@@ -11,7 +11,7 @@ from podwire.attachments import CachedAttachment
 from podwire.command import Context, add_bin_dir, add_cache_dir, add_conf_dir, add_json, bin_dirs
 from podwire.networks import Network
 from podwire.verbs import explain, printing, target
-from podwire.verbs.invoke import Pod, execute
+from podwire.verbs.invoke import PodArgs, execute
 from podwire.verbs.network_list import Runtime
 from podwire.verbs.planning import planning
 
@@ -85,7 +85,7 @@ def build_runtime(context: Context, options: Namespace, *, dry_run: bool = False
     return Runtime(path, context.env, options.cache_dir, serve, report, writes=not dry_run)
 
 
-def build_pod(context: Context, options: Namespace, known: CachedAttachment | None) -> Pod:
+def build_pod(context: Context, options: Namespace, known: CachedAttachment | None) -> PodArgs:
     """Returns the attachment from the options, else from the environment (cnitool), else from the cache."""
     netns = target.namespace_path(options.netns) if options.netns else ""
     if known and (not netns or target.is_same(known.netns, netns)):
@@ -94,7 +94,7 @@ def build_pod(context: Context, options: Namespace, known: CachedAttachment | No
     target.require_names(container, interface_name(context, options))
     capabilities = options.capability_args or context.env.get("CAP_ARGS", "")
     pairs = options.args or [pair for pair in context.env.get("CNI_ARGS", "").split(";") if pair]
-    return Pod(
+    return PodArgs(
         Attachment(container, interface_name(context, options)),
         netns,
         target.cni_args(pairs) if pairs else known.cni_args if known else "",
@@ -121,7 +121,7 @@ def find_known(context: Context, options: Namespace) -> CachedAttachment | None:
     return target.find_attachment(options.cache_dir, options.network, ifname, netns=netns, name=options.container_id)
 
 
-def print_header(context: Context, network: Network, pod: Pod) -> None:
+def print_header(context: Context, network: Network, pod: PodArgs) -> None:
     """Prints the attachment's network, container, interface and namespace."""
     where = f" in {pod.netns}" if pod.netns else ""
     context.out.print(
@@ -133,7 +133,7 @@ def print_outcome(
     context: Context,
     runtime: Runtime,
     network: Network,
-    pod: Pod,
+    pod: PodArgs,
     result: object = None,
     *,
     missing: list[str] | None = None,

@@ -19,7 +19,7 @@ from podwire.node.records import Directories
 from podwire.node.reservations import ReservationState, state_of
 from podwire.output import plural
 from podwire.verbs import network_list, running_attachments
-from podwire.verbs.invoke import Pod
+from podwire.verbs.invoke import PodArgs
 from podwire.verbs.network_list import Runtime
 from podwire.verbs.running_attachments import RunningAttachments
 
@@ -49,7 +49,7 @@ def _gc(context: Context, options: Namespace) -> Status:
         if not running_attachments.is_unchanged(one):
             continue
         context.out.print(f"container {one.attachment.container_id}, {one.attachment.ifname} of {one.netns}:")
-        pod = Pod(one.attachment, one.netns, one.cni_args, one.capability_args)
+        pod = PodArgs(one.attachment, one.netns, one.cni_args, one.capability_args)
         if network_list.delete(runtime, one.network or network, pod, one.result):
             deleted.append(one.attachment)
             if options.dry_run:

@@ -12,7 +12,7 @@ from podwire.command import Command, Context, Status, bin_dirs, conf_dir
 from podwire.commands.attachment_options import add_options
 from podwire.output import Cell, Text, span
 from podwire.verbs import origin
-from podwire.verbs.invoke import Call, Pod, environment, execute
+from podwire.verbs.invoke import Call, PodArgs, environment, execute
 
 
 def _version(context: Context, options: Namespace) -> Status:
@@ -55,7 +55,7 @@ def _inspect_plugin(context: Context, name: str, path: tuple[str, ...]) -> dict[
     body: dict[str, object] = {"plugin": name, "file": "", "versions": [], "program": "", "podwire": False}
     try:
         body["file"] = program = delegate.find(name, path)
-        env = environment("VERSION", Pod(), context.env, path)
+        env = environment("VERSION", PodArgs(), context.env, path)
         step = execute(Call(name, "VERSION", {"cniVersion": versions.CURRENT}, env, path))
         body["versions"] = supported_versions(step.result)
         line = origin.about(program, env)

@@ -19,7 +19,7 @@ from kernel.netfilter.packet import ESTABLISHED, NEW, TCP, UDP, Packet
 from kernel.netfilter.ruleset import FAMILY_NAMES, FilterChain, FilterRule, Ruleset
 from podwire.doctor import probes
 from podwire.doctor.node import Interface
-from podwire.doctor.pods import Pod
+from podwire.doctor.pods import VethPod
 from podwire.doctor.probes import Happening
 from podwire.node.rule_owners import ADMINISTRATOR, PODWIRE, is_decision, owner_of
 from podwire.predictions.conditions import Conditions, conditions_of
@@ -47,7 +47,7 @@ class Culprit:
 
     event: Event
     ruleset: Ruleset
-    pods: tuple[Pod, ...]
+    pods: tuple[VethPod, ...]
     happenings: list[Happening] = field(default_factory=list)
 
     def add(self, one: Happening) -> None:
@@ -132,7 +132,7 @@ class Culprit:
         first = {one.event.packet.version: one for one in reversed(happenings)}
         return all(self._takes(packet) for one in first.values() for packet in self._variants(label, one, others))
 
-    def _variants(self, label: str, one: Happening, others: list[Pod]) -> Iterator[Packet]:
+    def _variants(self, label: str, one: Happening, others: list[VethPod]) -> Iterator[Packet]:
         """Yields generalized packets of a kind: any port and machine, addresses of other pods and of the subnet."""
         addresses = [
             address for pod in others for address in pod.addresses if address.version == one.event.packet.version

@@ -23,7 +23,7 @@ from podwire.doctor.finding import UNSEEN, Check, Finding, Severity, ok_finding
 from podwire.doctor.interior_pod import InspectedPod
 from podwire.doctor.neighbours import duplicate_advice
 from podwire.doctor.node import Node
-from podwire.doctor.pods import Pod, list_pods, remote_addresses
+from podwire.doctor.pods import VethPod, list_pods, remote_addresses
 from podwire.facts.network import NetworkFacts
 from podwire.output import plural
 from podwire.predictions.evaluation import INPUT, OUTPUT, PREROUTING, Event, Fate, traverse
@@ -37,7 +37,7 @@ _ENDS = ("drop", "reject", "queue", "expire")
 
 def _check(node: Node) -> Iterator[Finding]:
     pods = list_pods(node)
-    owners: dict[Address, Pod] = {}
+    owners: dict[Address, VethPod] = {}
     for pod in pods:
         for address in pod.addresses:
             owners.setdefault(address, pod)

@@ -10,7 +10,7 @@ from cni.address import Address, Cidr, Network
 from kernel.link import Link
 from podwire.doctor.finding import Fault, Finding, Severity
 from podwire.doctor.node import Node
-from podwire.doctor.pods import Pod
+from podwire.doctor.pods import VethPod
 from podwire.doctor.run import Run
 from podwire.facts.network import NetworkFacts
 
@@ -18,7 +18,7 @@ from podwire.facts.network import NetworkFacts
 class InspectedPod:
     """A pod with the state of its namespace; `owners` are the pods of the node by their addresses."""
 
-    def __init__(self, node: Node, pod: Pod, interior: NetworkFacts, owners: dict[Address, Pod]) -> None:
+    def __init__(self, node: Node, pod: VethPod, interior: NetworkFacts, owners: dict[Address, VethPod]) -> None:
         self.node = node
         self.pod = pod
         self.interior = interior

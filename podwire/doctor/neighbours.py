@@ -12,7 +12,7 @@ from cni.address import format_mac
 from kernel.neighbour import Entry
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
-from podwire.doctor.pods import Pod, list_pods, list_uplinks, port_of_mac
+from podwire.doctor.pods import VethPod, list_pods, list_uplinks, port_of_mac
 from podwire.doctor.run import Run
 
 _GROUP = "neighbours"
@@ -76,7 +76,7 @@ def _entries(node: Node) -> Iterator[Finding]:
             yield _WRONG.finding(subject, text, fix)
 
 
-def duplicate_advice(node: Node, pod: Pod, entry: Entry) -> str:
+def duplicate_advice(node: Node, pod: VethPod, entry: Entry) -> str:
     """Returns advice for a learned entry whose MAC address answers on the pods' bridge: a deleted one comes back."""
     port = "" if entry.is_permanent else port_of_mac(node, pod, entry.mac)
     if not port:
@@ -87,7 +87,7 @@ def duplicate_advice(node: Node, pod: Pod, entry: Entry) -> str:
 
 def _forwarding(node: Node) -> Iterator[Finding]:
     pods = [pod for pod in list_pods(node) if pod.item.bridge and pod.host_veth and pod.mac_bytes]
-    by_mac: dict[tuple[int, bytes], Pod] = {}
+    by_mac: dict[tuple[int, bytes], VethPod] = {}
     for pod in pods:
         bridge = node.link(pod.item.bridge)
         if bridge is None or pod.mac_bytes is None:

@@ -21,7 +21,7 @@ from podwire.predictions.routing import REMOTE
 
 
 @dataclass(frozen=True, eq=False)
-class Pod:
+class VethPod:
     """An attachment to a bridge or ptp network: its addresses and its interfaces on the host.
 
     `gate` is the host's interface that its packets arrive on: the bridge, or the host veth of a routed pod.
@@ -61,7 +61,7 @@ def attachment_key(one: CachedAttachment) -> str:
 
 
 @lru_cache(maxsize=1)
-def list_pods(node: Node) -> list[Pod]:
+def list_pods(node: Node) -> list[VethPod]:
     """Returns the running attachments to bridge and ptp networks; computed once, as every check needs them."""
     items = {item.network.name: item for item in node.interfaces}
     return [_pod(node, items[one.network_name], one) for one in node.running if one.network_name in items]
@@ -108,7 +108,7 @@ def near_address(node: Node, version: int) -> Address | None:
     return None
 
 
-def _pod(node: Node, item: Interface, one: CachedAttachment) -> Pod:
+def _pod(node: Node, item: Interface, one: CachedAttachment) -> VethPod:
     interfaces = one.typed_result.interfaces
     mac = next((interface.mac for interface in interfaces if interface.sandbox), "")
     names = [interface.name for interface in interfaces if not interface.sandbox and interface.name != item.bridge]
@@ -116,7 +116,9 @@ def _pod(node: Node, item: Interface, one: CachedAttachment) -> Pod:
     gate = _gate(node, item, names) if item.bridge else veth
     ips = one.typed_result.ips
     gateways = tuple(ip.gateway for ip in ips if ip.gateway)
-    return Pod(item, one, tuple(ip.address.ip for ip in ips), gateways, mac, veth, gate, tuple(list_host_ports(one)))
+    return VethPod(
+        item, one, tuple(ip.address.ip for ip in ips), gateways, mac, veth, gate, tuple(list_host_ports(one))
+    )
 
 
 def _gate(node: Node, item: Interface, names: list[str]) -> Link | None:
@@ -130,7 +132,7 @@ def remote_addresses(version: int) -> list[Address]:
     return [ip_address(text) for text in REMOTE[version]]
 
 
-def port_of_mac(node: Node, pod: Pod, mac: bytes) -> str:
+def port_of_mac(node: Node, pod: VethPod, mac: bytes) -> str:
     """Returns the port behind which the pods' bridge has learned a MAC address, "" without one."""
     bridge = node.link(pod.item.bridge) if pod.item.bridge else None
     if bridge is None:

@@ -11,7 +11,7 @@ from kernel.link import OPERSTATE_UP, Link
 from kernel.rtnl import Socket
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
-from podwire.doctor.pods import Pod, list_pods
+from podwire.doctor.pods import VethPod, list_pods
 from podwire.doctor.run import Run, unless_intended
 from podwire.predictions.obstacles import NEEDLESS_WITH_ENTRY, wrong_flags
 
@@ -73,7 +73,7 @@ def _ports(node: Node) -> Iterator[Finding]:
             yield from _bridge(node, bridge, [pod for pod in pods if pod.item.bridge == name])
 
 
-def _bridge(node: Node, bridge: Link, pods: list[Pod]) -> Iterator[Finding]:
+def _bridge(node: Node, bridge: Link, pods: list[VethPod]) -> Iterator[Finding]:
     settings = node.link_settings.bridges.get(bridge.index)
     if settings is not None and settings.stp:
         text = "the spanning tree protocol is on"
@@ -94,12 +94,12 @@ def _bridge(node: Node, bridge: Link, pods: list[Pod]) -> Iterator[Finding]:
         yield from _vlans(bridge, pods)
 
 
-def _state(node: Node, pod: Pod) -> int | None:
+def _state(node: Node, pod: VethPod) -> int | None:
     port = node.link_settings.ports.get(pod.host_veth.index) if pod.host_veth else None
     return port.state if port and pod.host_veth and pod.host_veth.operstate == OPERSTATE_UP else None
 
 
-def _port(pod: Pod, veth: Link, port: BridgePort, bridge: Link, *, is_fixed: bool) -> Iterator[Finding]:
+def _port(pod: VethPod, veth: Link, port: BridgePort, bridge: Link, *, is_fixed: bool) -> Iterator[Finding]:
     """Yields the findings about a port; `is_fixed`: a static entry has the MAC address of the pod."""
     subject, name, flags = pod.item.network.name, quote(veth.name), pod.item.port_flags
     what = f'the port "{veth.name}" of {pod.name}'
@@ -131,7 +131,7 @@ def _port(pod: Pod, veth: Link, port: BridgePort, bridge: Link, *, is_fixed: boo
         yield _SETTINGS.finding(subject, text, Run(command), severity=severity, objects=(veth.name,))
 
 
-def _vlans(bridge: Link, pods: list[Pod]) -> Iterator[Finding]:
+def _vlans(bridge: Link, pods: list[VethPod]) -> Iterator[Finding]:
     """Compares the VLAN of each port with the bridge's; CHECK does so for networks that configure VLANs."""
     with Socket() as socket:
         members = vlan.list_by_port(socket, bridge)

@@ -10,7 +10,7 @@ from cni.address import Address, parse_mac
 from kernel.netfilter.packet import DNAT_STATUS, ESTABLISHED, ICMP, ICMPV6, LOCAL, RELATED, TCP, UDP, UNTRACKED, Packet
 from kernel.netfilter.ruleset import FilterRule
 from podwire.doctor.node import Node
-from podwire.doctor.pods import Pod, list_pods, list_uplinks, near_address, node_address, remote_addresses
+from podwire.doctor.pods import VethPod, list_pods, list_uplinks, near_address, node_address, remote_addresses
 from podwire.node.model import HostPort
 from podwire.node.rule_owners import PODWIRE, owner_of
 from podwire.predictions.evaluation import (
@@ -54,7 +54,7 @@ class Happening:
     """An event, with the pod and the kind of packets that it happens to; `service` is "tcp 443", or ""."""
 
     event: Event
-    pod: Pod
+    pod: VethPod
     label: str
     service: str = ""
     port: HostPort | None = None
@@ -70,7 +70,7 @@ class Prediction:
         self._data = b"\n".join(rule.data for rule in foreign)
         self._services_by_version: dict[int, list[tuple[int, int]]] = {}
         self.uplinks = [link.name for link in list_uplinks(node)]
-        self.pods: dict[str, tuple[Pod, ...]] = {}  # by network: the pods whose packets are predicted
+        self.pods: dict[str, tuple[VethPod, ...]] = {}  # by network: the pods whose packets are predicted
 
     def run(self) -> list[Happening]:
         """Returns all events."""
@@ -93,21 +93,21 @@ class Prediction:
                         happenings += self._published(pod, port)
         return happenings
 
-    def _representatives(self, pods: list[Pod]) -> list[Pod]:
+    def _representatives(self, pods: list[VethPod]) -> list[VethPod]:
         """Returns the first and the last pod, and those whose address or interface a rule names."""
         named = [pod for pod in pods if self._is_named(pod)]
         ends = [*pods[:1], *pods[len(pods) // 2 : len(pods) // 2 + 1], *pods[-1:]]
         chosen = {pod.key: pod for pod in [*ends, *named]}
         return list(chosen.values())[:_MOST_PODS]
 
-    def _is_named(self, pod: Pod) -> bool:
+    def _is_named(self, pod: VethPod) -> bool:
         tokens = [address.packed for address in pod.addresses]
         tokens += [pod.host_veth.name.encode() + b"\0"] if pod.host_veth else []
         tokens += [pod.mac_bytes] if pod.mac_bytes else []
         texts = [str(address).encode() for address in pod.addresses]
         return any(token in self._data for token in (*tokens, *texts))
 
-    def _of_pod(self, pod: Pod, address: Address, mine: list[Pod]) -> Iterator[Happening]:
+    def _of_pod(self, pod: VethPod, address: Address, mine: list[VethPod]) -> Iterator[Happening]:
         version = address.version
         uplink = self.uplinks[0] if self.uplinks else _UPLINK
         gate = pod.gate.name if pod.gate else ""
@@ -139,7 +139,7 @@ class Prediction:
             self._services_by_version[packet.version] = services
         return self._services_by_version[packet.version]
 
-    def _leaving(self, pod: Pod, packet: Packet, uplink: str) -> Iterator[Event]:
+    def _leaving(self, pod: VethPod, packet: Packet, uplink: str) -> Iterator[Event]:
         steps = _Steps(packet)
         yield from self._arriving(steps, pod)
         yield from steps.run(lambda one: traverse(self._rules, one, PREROUTING))
@@ -149,7 +149,7 @@ class Prediction:
         yield from steps.run(lambda one: traverse(self._rules, replace(one, iif="", oif=uplink), POSTROUTING))
         yield from steps.run(lambda one: traverse_device(self._rules, one, EGRESS, uplink))
 
-    def _arriving(self, steps: _Steps, pod: Pod) -> Iterator[Event]:
+    def _arriving(self, steps: _Steps, pod: VethPod) -> Iterator[Event]:
         """Yields the events before a pod's packet leaves its bridge for the host."""
         veth = pod.host_veth.name if pod.host_veth else ""
         gate = steps.packet.iif
@@ -159,7 +159,7 @@ class Prediction:
                 yield from steps.run(lambda one, hook=hook: self._on_bridge(one, hook, veth, ""))
             yield from steps.run(lambda one: traverse_device(self._rules, one, INGRESS, gate))
 
-    def _departing(self, steps: _Steps, pod: Pod) -> Iterator[Event]:
+    def _departing(self, steps: _Steps, pod: VethPod) -> Iterator[Event]:
         """Yields the events after the host has sent a packet to a pod."""
         veth = pod.host_veth.name if pod.host_veth else ""
         gate = pod.gate.name if pod.gate else ""
@@ -173,7 +173,7 @@ class Prediction:
         outcome = traverse(self._rules, replace(packet, iif=iif, oif=oif), hook, bridge=True)
         return replace(outcome, packet=replace(outcome.packet, iif=packet.iif, oif=packet.oif))
 
-    def _returning(self, pod: Pod, sent: Packet, uplink: str) -> Iterator[Event]:
+    def _returning(self, pod: VethPod, sent: Packet, uplink: str) -> Iterator[Event]:
         gate = sent.iif
         public = node_address(self._node, sent.version)
         reply = replace(
@@ -191,7 +191,7 @@ class Prediction:
         yield from steps.run(lambda one: traverse(self._rules, replace(one, iif="", oif=gate), POSTROUTING))
         yield from self._departing(steps, pod)
 
-    def _with_node(self, pod: Pod, first: Packet) -> Iterator[Happening]:
+    def _with_node(self, pod: VethPod, first: Packet) -> Iterator[Happening]:
         gateway = next((one for one in pod.gateways if one.version == first.version), None)
         if gateway is None:
             return
@@ -210,7 +210,7 @@ class Prediction:
             )  # fmt: skip
             yield from _label(self._out_of_node(pod, call), pod, FROM_NODE, service)
 
-    def _too_big(self, pod: Pod, first: Packet) -> Iterator[Happening]:
+    def _too_big(self, pod: VethPod, first: Packet) -> Iterator[Happening]:
         """Yields the events of the node's ICMP errors to a pod whose packets are too big for the way out (RFC 1191)."""
         gateway = next((one for one in pod.gateways if one.version == first.version), None)
         if gateway is not None and pod.host_veth is not None and self._way_out_mtu(first.version) < pod.host_veth.mtu:
@@ -231,19 +231,19 @@ class Prediction:
             mtus.append(int(self._node.sysctl(f"ipv6/conf/{link.name}/mtu") or link.mtu))
         return min(mtus, default=_ANY_MTU)
 
-    def _into_node(self, pod: Pod, packet: Packet) -> Iterator[Event]:
+    def _into_node(self, pod: VethPod, packet: Packet) -> Iterator[Event]:
         steps = _Steps(packet)
         yield from self._arriving(steps, pod)
         for hook in (PREROUTING, INPUT):
             yield from steps.run(lambda one, hook=hook: traverse(self._rules, one, hook))
 
-    def _out_of_node(self, pod: Pod, packet: Packet) -> Iterator[Event]:
+    def _out_of_node(self, pod: VethPod, packet: Packet) -> Iterator[Event]:
         steps = _Steps(packet)
         for hook in (OUTPUT, POSTROUTING):
             yield from steps.run(lambda one, hook=hook: traverse(self._rules, one, hook))
         yield from self._departing(steps, pod)
 
-    def _between(self, pod: Pod, first: Packet, mine: list[Pod]) -> Iterator[Happening]:
+    def _between(self, pod: VethPod, first: Packet, mine: list[VethPod]) -> Iterator[Happening]:
         if not pod.item.bridge or "isolated" in pod.item.port_flags:
             return
         other = next((one for one in mine if one is not pod and one.host_veth), None)
@@ -254,7 +254,7 @@ class Prediction:
             packet = _with_service(replace(first, destination=address, destination_mac=other.mac_bytes), service)
             yield from _label(self._bridged(packet, pod, other), pod, BETWEEN, service)
 
-    def _bridged(self, packet: Packet, pod: Pod, other: Pod) -> Iterator[Event]:
+    def _bridged(self, packet: Packet, pod: VethPod, other: VethPod) -> Iterator[Event]:
         steps, gate = _Steps(packet), packet.iif
         source = pod.host_veth.name if pod.host_veth else ""
         target = other.host_veth.name if other.host_veth else ""
@@ -265,7 +265,7 @@ class Prediction:
             yield from steps.run(lambda one: traverse(self._rules, replace(one, oif=gate), FORWARD))
         yield from steps.run(lambda one: self._on_bridge(one, POSTROUTING, "", target))
 
-    def _resolving(self, pod: Pod, first: Packet) -> Iterator[Happening]:
+    def _resolving(self, pod: VethPod, first: Packet) -> Iterator[Happening]:
         gateway = next((one for one in pod.gateways if one.version == first.version), None)
         if gateway is None:
             return
@@ -284,7 +284,7 @@ class Prediction:
         events += [*back.run(lambda one: traverse(self._rules, one, OUTPUT)), *self._departing(back, pod)]
         yield from _label(events, pod, RESOLVING, (0, 0))
 
-    def _published(self, pod: Pod, port: HostPort) -> Iterator[Happening]:
+    def _published(self, pod: VethPod, port: HostPort) -> Iterator[Happening]:
         for address in pod.addresses:
             public = node_address(self._node, address.version) or ip_address(
                 "192.0.2.1" if address.version == 4 else "2001:db8::1"
@@ -302,7 +302,7 @@ class Prediction:
                 local_events = _Steps(local_packet).run(lambda one: traverse(self._rules, one, OUTPUT))
                 yield from (Happening(event, pod, LOCALLY, _text(port), port) for event in local_events)
 
-    def _arriving_at_port(self, pod: Pod, packet: Packet, address: Address, port: HostPort) -> Iterator[Event]:
+    def _arriving_at_port(self, pod: VethPod, packet: Packet, address: Address, port: HostPort) -> Iterator[Event]:
         steps = _Steps(packet)
         yield from steps.run(lambda one: traverse_device(self._rules, one, INGRESS, one.iif))
         yield from steps.run(lambda one: traverse(self._rules, one, PREROUTING))
@@ -347,7 +347,7 @@ def _with_service(packet: Packet, service: tuple[int, int]) -> Packet:
     return replace(packet, protocol=protocol, port=port or None)
 
 
-def _label(events: Iterable[Event], pod: Pod, label: str, service: tuple[int, int]) -> Iterator[Happening]:
+def _label(events: Iterable[Event], pod: VethPod, label: str, service: tuple[int, int]) -> Iterator[Happening]:
     protocol, port = service
     text = f"{_BY_NAME.get(protocol, protocol)} {port}" if port else "ping" if protocol == ICMP else ""
     yield from (Happening(event, pod, label, text) for event in events)
@@ -357,6 +357,6 @@ def _text(port: HostPort) -> str:
     return f"{port.protocol} {port.host_port}"
 
 
-def _sample(pod: Pod) -> tuple[HostPort, ...]:
+def _sample(pod: VethPod) -> tuple[HostPort, ...]:
     """Returns a pod's published ports; of many, some at equal distances: each costs a way through a rule of each."""
     return pod.ports[:: -(-len(pod.ports) // _MOST_PORTS) or 1]

@@ -11,7 +11,7 @@ from kernel.netfilter.packet import UDP, Packet
 from kernel.sockets_table import Listener, find_processes, list_listeners
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
-from podwire.doctor.pods import Pod, host_addresses, list_pods
+from podwire.doctor.pods import VethPod, host_addresses, list_pods
 from podwire.doctor.run import Run
 from podwire.node.model import HostPort
 from podwire.node.programs import find_program
@@ -46,7 +46,7 @@ _OLD = Fault(
 )
 
 
-def _published(node: Node) -> list[tuple[Pod, HostPort]]:
+def _published(node: Node) -> list[tuple[VethPod, HostPort]]:
     return [(pod, port) for pod in list_pods(node) for port in pod.ports]
 
 
@@ -66,7 +66,7 @@ def _processes(node: Node) -> Iterator[Finding]:
                 yield from _used_by(pod, port, listener, processes.get(listener.inode))
 
 
-def _used_by(pod: Pod, port: HostPort, listener: Listener, process: tuple[int, str] | None) -> Iterator[Finding]:
+def _used_by(pod: VethPod, port: HostPort, listener: Listener, process: tuple[int, str] | None) -> Iterator[Finding]:
     if port.host_ip not in ("", "0.0.0.0", "::", str(listener.address)) and not listener.address.is_unspecified:
         return
     if process is not None and process[1] in _HOLDERS:
@@ -132,7 +132,7 @@ def _is_masqueraded(node: Node, flow: Flow) -> bool:
     return [one.action.kind for one in events if one.fate is Fate.CERTAIN][:1] == ["masquerade"]
 
 
-def _is_stale(flow: Flow, pod: Pod) -> bool:
+def _is_stale(flow: Flow, pod: VethPod) -> bool:
     if flow.reply_source is None:
         return False
     target = flow.reply_source[0]

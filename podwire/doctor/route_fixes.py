@@ -19,7 +19,7 @@ from kernel.fib import BY_KERNEL, TABLE_LOCAL, TO_TABLE, UNICAST, FibRoute, FibR
 from kernel.netfilter.packet import Packet
 from kernel.route import TABLE_MAIN
 from podwire.doctor.node import Node, overlapping
-from podwire.doctor.pods import Pod
+from podwire.doctor.pods import VethPod
 from podwire.doctor.run import Run
 from podwire.predictions.routing import Choice, Fib, without_source
 
@@ -35,14 +35,14 @@ class _Step(NamedTuple):
     advice: str = ""
 
 
-def toward_pod(node: Node, pod: Pod, packet: Packet, choice: Choice) -> tuple[str, str]:
+def toward_pod(node: Node, pod: VethPod, packet: Packet, choice: Choice) -> tuple[str, str]:
     """Returns the command that makes the host send a packet to a pod, and advice; "" if no command would help."""
     steps = list(_steps_toward(node, pod, packet, choice))
     gate = pod.gate.index if pod.gate else 0
     return _first(steps, node.fib, packet, lambda one: one.kind == UNICAST and one.ifindex == gate)
 
 
-def from_pod(node: Node, pod: Pod, packet: Packet, choice: Choice) -> tuple[str, str]:
+def from_pod(node: Node, pod: VethPod, packet: Packet, choice: Choice) -> tuple[str, str]:
     """Returns the command that lets a pod's packet leave by an interface that is not the pods', and advice.
 
     If the host itself has no route to the destination, it is enough that no entry refuses the packet.
@@ -80,7 +80,7 @@ def _first(steps: list[_Step], fib: Fib, packet: Packet, works: Callable[[Choice
     return "", ""
 
 
-def _steps_toward(node: Node, pod: Pod, packet: Packet, choice: Choice) -> Iterator[_Step]:
+def _steps_toward(node: Node, pod: VethPod, packet: Packet, choice: Choice) -> Iterator[_Step]:
     address = packet.destination
     thrown = [] if choice.route else node.fib.list_thrown(packet)
     for route in [choice.route] if choice.route else thrown:
@@ -97,7 +97,7 @@ def _steps_toward(node: Node, pod: Pod, packet: Packet, choice: Choice) -> Itera
         yield from _exception(pod, rule, address.version, ("to",))
 
 
-def _steps_from(node: Node, pod: Pod, packet: Packet, choice: Choice) -> Iterator[_Step]:
+def _steps_from(node: Node, pod: VethPod, packet: Packet, choice: Choice) -> Iterator[_Step]:
     version = packet.destination.version
     route, rule = choice.route, choice.rule
     if route is not None and (route.kind != UNICAST or (rule and rule.table == TABLE_MAIN)):
@@ -129,7 +129,7 @@ def _delete_rule(rule: FibRule) -> _Step:
     return _Step(command, lambda fib: fib.without_rule(rule), _BY_HAND)
 
 
-def _restore(pod: Pod, address: Address) -> Iterator[_Step]:
+def _restore(pod: VethPod, address: Address) -> Iterator[_Step]:
     """Yields the command that adds the route to the pods that an address of the bridge, or ptp, had created."""
     network, command = _connected(pod, address)
     gate = pod.gate
@@ -138,7 +138,7 @@ def _restore(pod: Pod, address: Address) -> Iterator[_Step]:
         yield _Step(command, lambda fib: fib.with_route(route))
 
 
-def _connected(pod: Pod, address: Address) -> tuple[Network, str]:
+def _connected(pod: VethPod, address: Address) -> tuple[Network, str]:
     network = next(ip.address.network for ip in pod.attachment.typed_result.ips if ip.address.ip == address)
     if pod.gate is None:
         return network, ""
@@ -159,7 +159,7 @@ def _missing_main(node: Node, version: int) -> Iterator[_Step]:
         yield _Step(command, lambda fib: fib.with_rule(rule), "no policy rule looks up table main")
 
 
-def _exception(pod: Pod, rule: FibRule, version: int, words: tuple[str, ...]) -> Iterator[_Step]:
+def _exception(pod: VethPod, rule: FibRule, version: int, words: tuple[str, ...]) -> Iterator[_Step]:
     """Yields rules before `rule` that look up table main for the pods."""
     subnets = [subnet for subnet in _subnets(pod) if subnet.version == version]
     priority = max(rule.priority - 1, 0)
@@ -188,25 +188,25 @@ def _exception(pod: Pod, rule: FibRule, version: int, words: tuple[str, ...]) ->
     yield _Step(" && ".join(commands), apply, advice)
 
 
-def _is_about_pods(pod: Pod, rule: FibRule) -> bool:
+def _is_about_pods(pod: VethPod, rule: FibRule) -> bool:
     """Returns whether a policy rule selects packets by the pods' bridge, interface or addresses."""
     if pod.gate is not None and rule.iif == pod.gate.name:
         return True
     return any(one is not None and _is_of_pods(one, pod) for one in (rule.source, rule.destination))
 
 
-def _is_of_pods(network: Network, pod: Pod) -> bool:
+def _is_of_pods(network: Network, pod: VethPod) -> bool:
     """Returns whether a network is the pods' subnet, a part of it, or an address of a pod."""
     return any(overlapping(network, [one]) and network.prefixlen >= one.prefixlen for one in _subnets(pod))
 
 
-def _subnets(pod: Pod) -> list[Network]:
+def _subnets(pod: VethPod) -> list[Network]:
     """Returns the subnets of the network's ranges; without ranges, those of the addresses in the pod's result."""
     results = [ip.address.network for ip in pod.attachment.typed_result.ips]
     return list(dict.fromkeys([*pod.item.subnets, *(one for one in results if not pod.item.subnets)]))
 
 
-def _is_narrow(pod: Pod, length: int, address: Address) -> bool:
+def _is_narrow(pod: VethPod, length: int, address: Address) -> bool:
     """Returns whether a route is at most as wide as the pods' subnet: a wider one only shows that theirs is missing."""
     widths = [subnet.prefixlen for subnet in _subnets(pod) if address in subnet]
     return length >= min(widths, default=address.max_prefixlen)

@@ -20,7 +20,7 @@ from podwire.doctor.attachments import ELSEWHERE
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.gateways import advertised_at, gateways_of, ipv6_of
 from podwire.doctor.node import Node
-from podwire.doctor.pods import Pod, host_addresses, list_pods, list_uplinks, node_address, remote_addresses
+from podwire.doctor.pods import VethPod, host_addresses, list_pods, list_uplinks, node_address, remote_addresses
 from podwire.doctor.run import Run, unless_intended
 from podwire.predictions.evaluation import PREROUTING, traverse
 from podwire.predictions.routing import MARTIAN, Choice, without_source
@@ -97,7 +97,7 @@ def _names(node: Node, address: Address) -> bool:
     return any(rule.source and address in rule.source and rule.source.prefixlen > 8 for rule in node.fib.rules)
 
 
-def _defaults(node: Node, pods: list[Pod]) -> Iterator[Finding]:
+def _defaults(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
     for version in (4, 6):
         if not any(address.version == version for pod in pods if pod.item.routed for address in pod.addresses):
             continue
@@ -144,7 +144,7 @@ def _state(link: Link) -> str:
     return "is up" if link.is_up and link.flags & IFF_LOWER_UP else "has no carrier" if link.is_up else "is down"
 
 
-def _to_pod(node: Node, pod: Pod, address: Address) -> Iterator[Finding]:
+def _to_pod(node: Node, pod: VethPod, address: Address) -> Iterator[Finding]:
     version = address.version
     public = node_address(node, version)
     packets = [("packets of this node", packet_to(address))]
@@ -165,7 +165,7 @@ def _to_pod(node: Node, pod: Pod, address: Address) -> Iterator[Finding]:
             return
 
 
-def _elsewhere(node: Node, pod: Pod, packet: Packet, choice: Choice) -> Finding:
+def _elsewhere(node: Node, pod: VethPod, packet: Packet, choice: Choice) -> Finding:
     address, route = packet.destination, choice.route
     link = node.link_of(choice.ifindex)
     name = link.name if link else f"interface {choice.ifindex}"
@@ -181,13 +181,13 @@ def _elsewhere(node: Node, pod: Pod, packet: Packet, choice: Choice) -> Finding:
     return ELSEWHERE.finding(subject, text, fix, advice=advice, objects=(pod.key,), behind=behind)
 
 
-def _addresses_of(pod: Pod) -> tuple[str, ...]:
+def _addresses_of(pod: VethPod) -> tuple[str, ...]:
     """Returns the objects whose fault explains a missing route: the bridge's addresses, and its IPv6."""
     name = pod.gate.name if pod.gate else ""
     return gateways_of(name), ipv6_of(name)
 
 
-def _from_pod(node: Node, pod: Pod, address: Address) -> Iterator[Finding]:
+def _from_pod(node: Node, pod: VethPod, address: Address) -> Iterator[Finding]:
     gate = pod.gate.name if pod.gate else ""
     version = address.version
     for service in _SERVICES:
@@ -226,7 +226,7 @@ def _pod_behind(node: Node, choice: Choice) -> str:
     return link.name if link and link.name in node.pod_interfaces else ""
 
 
-def _through_pods(node: Node, pod: Pod, choice: Choice, name: str) -> Finding:
+def _through_pods(node: Node, pod: VethPod, choice: Choice, name: str) -> Finding:
     """Returns the finding about default routes through pods, as DHCP clients create them; one command for all."""
     text = f'packets to other machines are sent to "{name}", the interface of a pod: {node.describe(choice.route)}'
     commands = []
@@ -242,7 +242,7 @@ def _through_pods(node: Node, pod: Pod, choice: Choice, name: str) -> Finding:
     return _THROUGH_POD.finding(pod.item.network.name, text, Run(" && ".join(commands)), advice=advice, objects=(name,))
 
 
-def _loop(node: Node, pod: Pod, packet: Packet, choice: Choice) -> Finding:
+def _loop(node: Node, pod: VethPod, packet: Packet, choice: Choice) -> Finding:
     gate = pod.gate.name if pod.gate else ""
     text = f'packets from the pods to other machines are sent back to "{gate}": {node.describe(choice.route)}'
     fix, advice = route_fixes.from_pod(node, pod, packet, choice)
@@ -250,7 +250,7 @@ def _loop(node: Node, pod: Pod, packet: Packet, choice: Choice) -> Finding:
     return _LOOPS.finding(pod.item.network.name, text, fix or _ADVICE, advice=advice, behind=behind)
 
 
-def _refused(node: Node, pod: Pod, packet: Packet, choice: Choice, which: str) -> Finding:
+def _refused(node: Node, pod: VethPod, packet: Packet, choice: Choice, which: str) -> Finding:
     """Returns the finding about packets without a route, with the entry that refuses them."""
     if choice.route is not None:
         verb = "delivers to this host" if choice.kind == LOCAL else "refuses"

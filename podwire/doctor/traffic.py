@@ -7,7 +7,7 @@ from shlex import quote
 
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
-from podwire.doctor.pods import Pod, list_pods
+from podwire.doctor.pods import VethPod, list_pods
 from podwire.doctor.run import Run
 from podwire.facts import cgroups
 from podwire.predictions import obstacles
@@ -82,7 +82,7 @@ def _check(node: Node) -> Iterator[Finding]:
     yield from _cgroups(pods)
 
 
-def _cgroups(pods: list[Pod]) -> Iterator[Finding]:
+def _cgroups(pods: list[VethPod]) -> Iterator[Finding]:
     """Yields the cgroups of pods with programs: `podwire test` sends from another cgroup, and does not meet them."""
     named: dict[str, list[str]] = {}
     programs: dict[str, tuple[str, ...]] = {}

@@ -17,7 +17,7 @@ from podwire.doctor import route_fixes
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.gateways import advertised_at
 from podwire.doctor.node import Node
-from podwire.doctor.pods import Pod, list_pods, list_uplinks, remote_addresses
+from podwire.doctor.pods import VethPod, list_pods, list_uplinks, remote_addresses
 from podwire.doctor.run import Run, unless_intended
 
 _GROUP = "routes"
@@ -70,7 +70,7 @@ def _check(node: Node) -> Iterator[Finding]:
         yield from [] if advertised else _sources(node, pods)
 
 
-def _advertised(node: Node, pods: list[Pod]) -> Iterator[Finding]:
+def _advertised(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
     to_pods = {link.index: link for pod in pods for link in (pod.gate, pod.host_veth) if link}
     for route in node.fib.routes:
         link = to_pods.get(route.ifindex)
@@ -108,7 +108,7 @@ def _asks_by_arp(node: Node, link: Link) -> bool:
     return is_used and len(link.mac) == _MAC_DIGITS and not link.flags & IFF_NOARP
 
 
-def _sources(node: Node, pods: list[Pod]) -> Iterator[Finding]:
+def _sources(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
     """Yields an address that masquerading uses although it is none of the host's for other machines."""
     subnets, gates = [subnet for pod in pods for subnet in pod.item.subnets], [pod.gate for pod in pods]
     for version in (4, 6):
@@ -129,7 +129,7 @@ def _sources(node: Node, pods: list[Pod]) -> Iterator[Finding]:
                 yield _IPV6_OFF.finding(f"net/{name}", text, unless_intended(sysctl.command(name, "0")))
 
 
-def _leaves(pod: Pod, version: int) -> bool:
+def _leaves(pod: VethPod, version: int) -> bool:
     """Returns whether a pod's packets to other machines are masqueraded."""
     has_default = any(
         one.dst.version == version and not one.dst.network.prefixlen for one in pod.attachment.typed_result.routes

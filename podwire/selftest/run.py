@@ -19,7 +19,7 @@ from podwire.selftest.node import BIN_DIR, PrivateNode
 from podwire.selftest.packets import LostError
 from podwire.selftest.trials import Measurement, TestPod, Trial
 from podwire.verbs import invoke, network_list
-from podwire.verbs.invoke import Pod
+from podwire.verbs.invoke import PodArgs
 from podwire.verbs.network_list import Runtime
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
@@ -140,7 +140,7 @@ def _repeat(trial: Trial, runtime: Runtime, network: Network) -> None:
         _require_success(runtime)
 
 
-def _attach(runtime: Runtime, network: Network, pod: Pod) -> object:
+def _attach(runtime: Runtime, network: Network, pod: PodArgs) -> object:
     result = network_list.add(runtime, network, pod)
     if result is None:
         step = next(step for step in reversed(runtime.done) if step.command == "ADD" and step.error)
@@ -148,14 +148,14 @@ def _attach(runtime: Runtime, network: Network, pod: Pod) -> object:
     return result
 
 
-def _check_all(runtime: Runtime, network: Network, pods: list[tuple[Pod, Netns]], results: list[object]) -> None:
+def _check_all(runtime: Runtime, network: Network, pods: list[tuple[PodArgs, Netns]], results: list[object]) -> None:
     for (pod, _), result in zip(pods, results, strict=True):
         network_list.check(runtime, network, pod, result)
     _require_success(runtime)
 
 
 @contextmanager
-def _pods(trial: Trial, number: int) -> Iterator[list[tuple[Pod, Netns]]]:
+def _pods(trial: Trial, number: int) -> Iterator[list[tuple[PodArgs, Netns]]]:
     """Yields new pods with their namespaces; the first one has the capability arguments."""
     with ExitStack() as stack:
         pods = []
@@ -166,7 +166,7 @@ def _pods(trial: Trial, number: int) -> Iterator[list[tuple[Pod, Netns]]]:
                     set_loopback_up()
             attachment = Attachment(f"selftest-{index}", trial.ifname)
             arguments = trial.capability_args if index == 0 else {}
-            pods.append((Pod(attachment, netns.path, "", arguments), netns))
+            pods.append((PodArgs(attachment, netns.path, "", arguments), netns))
         yield pods
 
 

@@ -20,7 +20,7 @@ _SHOWN = 200  # bytes shown of an invalid result
 
 
 @dataclass(frozen=True)
-class Pod:
+class PodArgs:
     """An attachment and its arguments; all "" for GC, STATUS and VERSION.
 
     `cni_args` is CNI_ARGS ("K=V;K=V"), `capability_args` the value of each capability.
@@ -84,7 +84,7 @@ class Step:
 Serve = Callable[[Call], Step]
 
 
-def environment(command: str, pod: Pod, env: Mapping[str, str], path: tuple[str, ...]) -> dict[str, str]:
+def environment(command: str, pod: PodArgs, env: Mapping[str, str], path: tuple[str, ...]) -> dict[str, str]:
     """Returns a plugin's environment: the caller's, with all CNI_* parameters replaced (as libcni)."""
     parameters = {
         "CNI_COMMAND": command,

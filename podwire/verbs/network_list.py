@@ -20,7 +20,7 @@ from cni.result import from_json
 from podwire.delegates import is_flannel, read_delegate
 from podwire.networks import Network
 from podwire.verbs import origin, result_cache
-from podwire.verbs.invoke import Call, Pod, Serve, Step, environment
+from podwire.verbs.invoke import Call, PodArgs, Serve, Step, environment
 from process import signals
 
 
@@ -44,7 +44,7 @@ class Runtime:
         """Whether any plugin has failed so far."""
         return any(step.error for step in self.done)
 
-    def run(self, command: str, pod: Pod, plugin: Mapping[str, object], request: Mapping[str, object]) -> Step:
+    def run(self, command: str, pod: PodArgs, plugin: Mapping[str, object], request: Mapping[str, object]) -> Step:
         """Runs a verb of one plugin and reports its outcome."""
         env = environment(command, pod, self.env, self.path)
         call = Call(str(plugin.get("type")), command, request, env, self.path)
@@ -54,7 +54,7 @@ class Runtime:
         return step
 
 
-def add(runtime: Runtime, network: Network, pod: Pod) -> object:
+def add(runtime: Runtime, network: Network, pod: PodArgs) -> object:
     """Attaches a pod, writes the cache and returns the last result; after a failure detaches it and returns None.
 
     Raises CniError(5) if the cache cannot be written, and Terminated; the pod is detached in both cases.
@@ -76,7 +76,7 @@ def add(runtime: Runtime, network: Network, pod: Pod) -> object:
     return result
 
 
-def check(runtime: Runtime, network: Network, pod: Pod, result: object) -> None:
+def check(runtime: Runtime, network: Network, pod: PodArgs, result: object) -> None:
     """Checks an attachment against the `result` of its ADD; raises CniError(1) for a version that has no CHECK."""
     if not versions.at_least(network.version, versions.SINCE["CHECK"]):
         raise CniError(
@@ -93,7 +93,7 @@ def check(runtime: Runtime, network: Network, pod: Pod, result: object) -> None:
         runtime.run("CHECK", pod, plugin, request)
 
 
-def delete(runtime: Runtime, network: Network, pod: Pod, result: object = None) -> bool:
+def delete(runtime: Runtime, network: Network, pod: PodArgs, result: object = None) -> bool:
     """Detaches a pod and deletes its cache entry; returns whether all plugins succeeded. Stops at the first failure."""
     prev_result = None
     if result is not None and versions.at_least(network.version, "0.4.0"):
@@ -125,7 +125,7 @@ def gc(runtime: Runtime, network: Network, valid: Callable[[], Iterable[Attachme
         serving = _serving("GC", runtime, network, plugin)
         if serving:
             listed_at_ns = time.time_ns()
-            runtime.run("GC", Pod(), plugin, serving.build_config(plugin, valid=valid(), listed_at_ns=listed_at_ns))
+            runtime.run("GC", PodArgs(), plugin, serving.build_config(plugin, valid=valid(), listed_at_ns=listed_at_ns))
         else:
             unasked.append(str(plugin["type"]))
     return tuple(unasked)
@@ -140,13 +140,13 @@ def status(runtime: Runtime, network: Network) -> tuple[str, ...]:
     for plugin in network.plugins:
         serving = _serving("STATUS", runtime, network, plugin)
         if serving:
-            runtime.run("STATUS", Pod(), plugin, serving.build_config(plugin))
+            runtime.run("STATUS", PodArgs(), plugin, serving.build_config(plugin))
         else:
-            runtime.run("VERSION", Pod(), plugin, {"cniVersion": network.version})
+            runtime.run("VERSION", PodArgs(), plugin, {"cniVersion": network.version})
             unasked.append(str(plugin["type"]))
         delegate = read_delegate(plugin)
         if is_flannel(plugin) and (serving := _serving("STATUS", runtime, network, delegate)):
-            runtime.run("STATUS", Pod(), delegate, serving.build_config(delegate))
+            runtime.run("STATUS", PodArgs(), delegate, serving.build_config(delegate))
     return tuple(unasked)
 
 
@@ -172,7 +172,7 @@ def convert_result(result: object, version: str) -> object:
     return from_json(result, version_of_result).to_json(version)
 
 
-def _write_cache(runtime: Runtime, network: Network, pod: Pod, result: object) -> None:
+def _write_cache(runtime: Runtime, network: Network, pod: PodArgs, result: object) -> None:
     try:
         result_cache.write_entry(runtime.cache_dir, network, pod, result)
     except OSError as error:
@@ -181,7 +181,7 @@ def _write_cache(runtime: Runtime, network: Network, pod: Pod, result: object) -
         raise CniError(Code.IO_FAILURE, f"cannot write {path}: {error.strerror}", hint) from error
 
 
-def _roll_back(runtime: Runtime, network: Network, pod: Pod) -> None:
+def _roll_back(runtime: Runtime, network: Network, pod: PodArgs) -> None:
     """Runs DEL of every plugin, even if others fail, as a runtime does after a failed ADD."""
     if not runtime.writes:
         return  # the copy of the host is removed as a whole

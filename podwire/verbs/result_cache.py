@@ -13,17 +13,17 @@ from contextlib import suppress
 from cni import gojson
 from podwire.attachments import results_dir
 from podwire.networks import Network
-from podwire.verbs.invoke import Pod
+from podwire.verbs.invoke import PodArgs
 from process import directories, durable
 
 
-def path_of(cache_dir: str, network: str, pod: Pod) -> str:
+def path_of(cache_dir: str, network: str, pod: PodArgs) -> str:
     """Returns the path of an attachment's entry."""
     container_id, ifname = pod.attachment
     return os.path.join(results_dir(cache_dir), f"{network}-{container_id}-{ifname}")
 
 
-def entry_of(network: Network, pod: Pod, result: object) -> dict[str, object]:
+def entry_of(network: Network, pod: PodArgs, result: object) -> dict[str, object]:
     """Returns the content of an attachment's entry; empty values are left out, as in Go."""
     pairs = [pair.split("=", 1) for pair in pod.cni_args.split(";") if pair]
     filled = {"netns": pod.netns, "cniArgs": pairs, "capabilityArgs": dict(pod.capability_args), "result": result}
@@ -37,7 +37,7 @@ def entry_of(network: Network, pod: Pod, result: object) -> dict[str, object]:
     }
 
 
-def write_entry(cache_dir: str, network: Network, pod: Pod, result: object) -> None:
+def write_entry(cache_dir: str, network: Network, pod: PodArgs, result: object) -> None:
     """Writes the entry of an attachment, replacing an existing one; raises OSError."""
     path = path_of(cache_dir, network.name, pod)
     directories.create(os.path.dirname(path), 0o700)
@@ -45,7 +45,7 @@ def write_entry(cache_dir: str, network: Network, pod: Pod, result: object) -> N
     durable.write(path, content, 0o600, draft=os.path.join(os.path.dirname(path), f".podwire-{os.getpid()}"))
 
 
-def delete_entry(cache_dir: str, network: str, pod: Pod) -> None:
+def delete_entry(cache_dir: str, network: str, pod: PodArgs) -> None:
     """Deletes the entry of an attachment; a missing one is success. Raises OSError."""
     with suppress(FileNotFoundError):
         os.unlink(path_of(cache_dir, network, pod))

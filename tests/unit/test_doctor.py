@@ -25,7 +25,7 @@ from podwire.doctor import addresses, links, packetfilter, ports, probes, rules,
 from podwire.doctor.checks import CHECKS, run_checks
 from podwire.doctor.finding import UNSEEN, Finding, Severity, fold_consequences
 from podwire.doctor.node import Node, overlapping
-from podwire.doctor.pods import Pod
+from podwire.doctor.pods import VethPod
 from podwire.facts import cgroups
 from podwire.main import PLUGINS
 from podwire.predictions import obstacles
@@ -307,7 +307,7 @@ def test_program_on_a_pods_interface(node, monkeypatch):
     """An XDP program on the pods' bridge is a note: doctor does not know what it does."""
     (item,) = node.interfaces
     attachment = CachedAttachment("", "net", Attachment("c2", "eth0"), "", Presence.HERE)
-    pod = Pod(item, attachment, (), (), "", None, CNI0)
+    pod = VethPod(item, attachment, (), (), "", None, CNI0)
     monkeypatch.setattr(traffic, "list_pods", lambda _node: [pod])
     monkeypatch.setattr(ebpf, "list_tcx_directions", lambda _index: [])
     node.links, node.queues = (CNI0,), {}
@@ -327,7 +327,7 @@ def test_programs_of_a_pods_cgroup(node, monkeypatch):
     monkeypatch.setattr(cgroups, "processes_by_namespace", lambda: {os.stat("/").st_ino: ["1", "2"]})
     (item,) = node.interfaces
     cached = CachedAttachment("", "net", Attachment("c2", "eth0"), "/", Presence.HERE)
-    pod = Pod(item, cached, (), (), "", None, None)
+    pod = VethPod(item, cached, (), (), "", None, None)
     monkeypatch.setattr(traffic, "list_pods", lambda _node: [pod, pod])
     monkeypatch.setattr(obstacles, "list_namespace_obstacles", lambda _node: [])
     (finding,) = run_check(node, "traffic")
@@ -341,7 +341,7 @@ def test_spanning_tree_that_blocks_a_pod(node, state, severity):
     """A spanning tree is a problem if it blocks the port of a pod now, and otherwise a warning."""
     (item,) = node.interfaces
     attachment = CachedAttachment("", "net", Attachment("c2", "eth0"), "", Presence.HERE)
-    pod = Pod(item, attachment, (), (), "", CNI0._replace(index=7, kind="veth"), CNI0)
+    pod = VethPod(item, attachment, (), (), "", CNI0._replace(index=7, kind="veth"), CNI0)
     node.link_settings = LinkSettings(
         {5: BridgeSettings(5, stp=True, vlan_filtering=False, default_pvid=1)},
         {7: BridgePort(7, state, False, None, None, None, None, None, None, None)},

@@ -7,7 +7,7 @@ from typing import Any
 from kernel.fib import UNICAST, FibRoute, FibRule, packet_to
 from kernel.link import Link
 from podwire.doctor import route_fixes, routes
-from podwire.doctor.pods import Pod
+from podwire.doctor.pods import VethPod
 from podwire.predictions.routing import Choice, Fib
 from tests.support.unit_node import new_node, run_check
 
@@ -40,7 +40,7 @@ def test_default_route_back_to_the_pods(tmp_path):
     node.links, node.pod_interfaces = (CNI0, UPLINK), frozenset()
     node.fib = routed((CNI0.index, "0.0.0.0/0"), (UPLINK.index, "0.0.0.0/0"))
     attachment: Any = SimpleNamespace(typed_result=SimpleNamespace(ips=[]))
-    pod = Pod(node.interfaces[0], attachment, (ip_address("10.9.0.2"),), (), "", None, CNI0)
+    pod = VethPod(node.interfaces[0], attachment, (ip_address("10.9.0.2"),), (), "", None, CNI0)
     packet = packet_to(ip_address("192.0.2.9"), ip_address("10.9.0.2"), CNI0.name)
     command, _ = route_fixes.from_pod(node, pod, packet, node.fib.look_up(packet))
     assert command == f"ip route del default dev {CNI0.name}"

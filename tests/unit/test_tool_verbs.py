@@ -16,13 +16,13 @@ from podwire import attachments, networks, repairing
 from podwire.networks import Network
 from podwire.repairing import FAILED, UNTRIED, Part, Repairer
 from podwire.verbs import invoke, network_list, result_cache, target
-from podwire.verbs.invoke import Call, Pod, Step
+from podwire.verbs.invoke import Call, PodArgs, Step
 from podwire.verbs.network_list import Runtime
 from process.child import Outcome
 from tests.support import libcni
 from tests.support.errors import failure_of
 
-POD = Pod(Attachment("c1", "eth0"), "/run/netns/web", "A=1;B=2", {"portMappings": [1], "other": 2})
+POD = PodArgs(Attachment("c1", "eth0"), "/run/netns/web", "A=1;B=2", {"portMappings": [1], "other": 2})
 PLUGINS = ({"type": "one"}, {"type": "two", "capabilities": {"portMappings": True}})
 RESULT = {"cniVersion": "1.1.0", "ips": [{"address": "10.1.2.3/24"}]}
 
@@ -108,7 +108,7 @@ def test_dry_run_keeps_the_cache(tmp_path):
     """Without `writes` the cache is not changed."""
     result_cache.write_entry(str(tmp_path), network(), POD, RESULT)
     network_list.delete(runtime(tmp_path, ScriptedPlugins(), writes=False), network(), POD, RESULT)
-    network_list.add(runtime(tmp_path, ScriptedPlugins(), writes=False), network(), Pod(Attachment("c2", "eth0")))
+    network_list.add(runtime(tmp_path, ScriptedPlugins(), writes=False), network(), PodArgs(Attachment("c2", "eth0")))
     assert [file.name for file in (tmp_path / "results").iterdir()] == ["net-c1-eth0"]
 
 
