@@ -42,7 +42,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RepairOutcome:
     """The outcome of one attachment."""
 
     known: CachedAttachment
@@ -65,7 +65,7 @@ class Repairer:
     planned: bool = False
     _seen: dict[str, _Identity] = field(default_factory=dict)
 
-    def repair(self, known: Iterable[CachedAttachment]) -> Iterator[Outcome]:
+    def repair(self, known: Iterable[CachedAttachment]) -> Iterator[RepairOutcome]:
         """Repairs attachments in the order of their ADDs, so that the first owner of a host port stays first.
 
         After one timeout on the packet filter's lock, the remaining attachments are not tried.
@@ -76,11 +76,11 @@ class Repairer:
                 identity = _identity(path)
             fresh = attachments.read(path)
             if fresh is not None:
-                outcome = Outcome(fresh, UNTRIED) if lock_timed_out else self._one(fresh, identity)
+                outcome = RepairOutcome(fresh, UNTRIED) if lock_timed_out else self._one(fresh, identity)
                 lock_timed_out |= any(part.error and part.error.code == Code.TRY_AGAIN_LATER for part in outcome.parts)
                 yield outcome
 
-    def settle(self, outcomes: Iterable[Outcome], seconds: float) -> Iterator[Outcome]:
+    def settle(self, outcomes: Iterable[RepairOutcome], seconds: float) -> Iterator[RepairOutcome]:
         """Watches repaired attachments for `seconds`; yields those removed again or repaired once more.
 
         A container restarted under its name has rules of the same names: they are restored once more.
@@ -102,22 +102,22 @@ class Repairer:
             with unblocked():
                 time.sleep(_POLL_S)
 
-    def _one(self, known: CachedAttachment, identity: _Identity | None) -> Outcome:
+    def _one(self, known: CachedAttachment, identity: _Identity | None) -> RepairOutcome:
         """Repairs one attachment; removes the rules again if it was deleted meanwhile."""
         if known.network is None or known.result is None or not known.netns:
-            return Outcome(known, UNKNOWN)
+            return RepairOutcome(known, UNKNOWN)
         if identity is None or not _is_running(known):
             if known.presence in (Presence.ELSEWHERE, Presence.UNKNOWN):
-                return Outcome(known, UNSEEN)
+                return RepairOutcome(known, UNSEEN)
             return self._reclaim(known)
         self._seen[known.path] = identity
         parts = tuple(self._part(known, plugin) for plugin in known.network.plugins)
-        outcome = Outcome(known, self._state(parts), parts)
+        outcome = RepairOutcome(known, self._state(parts), parts)
         if outcome.touched and not self.planned and _identity(known.path) != identity:
             return self._remove_rules(outcome)
         return outcome
 
-    def _reclaim(self, known: CachedAttachment) -> Outcome:
+    def _reclaim(self, known: CachedAttachment) -> RepairOutcome:
         """Makes plugins restore the devices that the kernel moved to the host when it deleted the namespace."""
         parts = []
         for config in known.network.plugins if known.network else ():
@@ -126,7 +126,7 @@ class Repairer:
                 with recording(dry_run=self.planned) as record:
                     error = self._run(plugin.cmd_reclaim, "DEL", known, config)
                 parts.append(Part(plugin.name, tuple(record.changes), error))
-        return Outcome(known, FAILED if any(part.error for part in parts) else GONE, tuple(parts))
+        return RepairOutcome(known, FAILED if any(part.error for part in parts) else GONE, tuple(parts))
 
     def _part(self, known: CachedAttachment, config: Mapping[str, object]) -> Part:
         name = str(config["type"])
@@ -144,7 +144,7 @@ class Repairer:
             return FAILED
         return (MISSING if self.planned else REPAIRED) if any(part.changes for part in parts) else FINE
 
-    def _remove_rules(self, outcome: Outcome) -> Outcome:
+    def _remove_rules(self, outcome: RepairOutcome) -> RepairOutcome:
         """Removes the restored rules, those of the last plugin first."""
         known = outcome.known
         parts = []
@@ -152,7 +152,7 @@ class Repairer:
             plugin = self.plugins.get(str(config["type"]))
             if plugin and plugin.cmd_remove_rules:
                 parts.append(Part(plugin.name, error=self._run(plugin.cmd_remove_rules, "DEL", known, config)))
-        return Outcome(known, FAILED if any(part.error for part in parts) else RETRACTED, tuple(parts))
+        return RepairOutcome(known, FAILED if any(part.error for part in parts) else RETRACTED, tuple(parts))
 
     def _run(
         self,

@@ -17,7 +17,7 @@ from podwire.node import dhcp_leases, release, reservations
 from podwire.node.dhcp_leases import DhcpLease, LeaseState
 from podwire.node.inspection import read_snapshot
 from podwire.node.records import Directories, Reservation
-from podwire.node.release import Outcome
+from podwire.node.release import ReleaseOutcome
 from podwire.node.reservations import Entry, ReservationFault, ReservationState
 from podwire.node.snapshot import Snapshot
 from podwire.output import Cell, Text
@@ -206,7 +206,7 @@ def _free(context: Context, options: Namespace) -> Status:
     return Status.WRONG if any(item.reason for item in results) else Status.FINE
 
 
-def _print_outcomes(context: Context, results: list[Outcome], where: Directories) -> None:
+def _print_outcomes(context: Context, results: list[ReleaseOutcome], where: Directories) -> None:
     for item in results:
         attachment = item.item.attachment
         owner = " ".join(filter(None, attachment)) or "no container"

@@ -35,9 +35,9 @@ from podwire.repairing import (
     UNKNOWN,
     UNSEEN,
     UNTRIED,
-    Outcome,
     Part,
     Repairer,
+    RepairOutcome,
 )
 
 _SETTLING_S = 2.0
@@ -114,7 +114,7 @@ def _run(context: Context, options: Namespace) -> Status:
     if options.network and not (known or unread):
         networks.get_network(conf_dir(context, options), options.network)
     repairer = Repairer(context.plugins, bin_dirs(context, options), context.env, options.dry_run)
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, RepairOutcome] = {}
     for outcome in repairer.repair(known):
         outcomes[outcome.known.path] = outcome
         context.progress.clear()
@@ -133,7 +133,7 @@ def _run(context: Context, options: Namespace) -> Status:
     return Status.WRONG if bad or unread else Status.FINE
 
 
-def _print_outcome(out: Output, outcome: Outcome, options: Namespace) -> None:
+def _print_outcome(out: Output, outcome: RepairOutcome, options: Namespace) -> None:
     if options.quiet and outcome.state not in _BAD:
         return
     known = outcome.known
@@ -150,7 +150,7 @@ def _print_outcome(out: Output, outcome: Outcome, options: Namespace) -> None:
     out.stream.flush()  # an operator is watching
 
 
-def _sum_up(out: Output, outcomes: list[Outcome], unread: list[str], options: Namespace) -> None:
+def _sum_up(out: Output, outcomes: list[RepairOutcome], unread: list[str], options: Namespace) -> None:
     counts = Counter(outcome.state for outcome in outcomes)
     documents = [_as_json(outcome) for outcome in outcomes]
     out.print_json({"attachments": documents, "counts": dict(sorted(counts.items())), "unread": unread})
@@ -170,7 +170,7 @@ def _sum_up(out: Output, outcomes: list[Outcome], unread: list[str], options: Na
     out.print(f"{plural(len(outcomes), 'attachment')}: {summary}")
 
 
-def _as_json(outcome: Outcome) -> dict[str, object]:
+def _as_json(outcome: RepairOutcome) -> dict[str, object]:
     known = outcome.known
     return {
         "network": known.network_name,

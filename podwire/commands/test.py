@@ -26,12 +26,12 @@ from podwire.commands.trace import NEXT, print_suspect
 from podwire.node.inspection import read_snapshot
 from podwire.node.records import Directories
 from podwire.output import Cell, Output, plural
-from podwire.probe.run import Result, State, test_limits, test_pods
+from podwire.probe.run import PathState, Result, test_limits, test_pods
 from podwire.trace import outside, run
 from podwire.trace.topology import Topology, name_of
 from process import signals
 
-_STYLES = {State.OK: "good", State.LOST: "bad", State.SLOW: "warning", State.WRONG: "bad"}
+_STYLES = {PathState.OK: "good", PathState.LOST: "bad", PathState.SLOW: "warning", PathState.WRONG: "bad"}
 _TIMEOUT_S = 1.0
 _TITLE, _WAY = 21, 41  # the widths of columns; IPv6 needs more
 _INDENT = " " * 6  # of what stands below a path
@@ -110,7 +110,7 @@ def _round(context: Context, options: Namespace) -> Status:
         for result in chain(tested, test_limits(topology, pods) if options.limits else ()):
             results.append(result)
             context.progress.clear()
-            if not context.out.as_json and (options.every is None or result.state is not State.OK):
+            if not context.out.as_json and (options.every is None or result.state is not PathState.OK):
                 _print(result, previous, context.out)
                 previous = result
             context.progress.show(f"{plural(len(results), 'path')} tested")
@@ -143,9 +143,11 @@ def _print_summary(out: Output, results: list[Result], pods: int, unseen: Iterab
     for text in unseen:
         out.print(Cell("not seen:", "warning"), text)
     counts = ", ".join(
-        f"{sum(result.state is state for result in results)} {state}" for state in State if state is not State.WRONG
+        f"{sum(result.state is state for result in results)} {state}"
+        for state in PathState
+        if state is not PathState.WRONG
     )
-    wrong = sum(result.state is State.WRONG for result in results)
+    wrong = sum(result.state is PathState.WRONG for result in results)
     counts += f", {wrong} wrong" if wrong else ""
     prefix = f"{time.strftime('%H:%M:%S')} " if timed else ""
     out.print(f"{prefix}{plural(pods, 'pod')}, {plural(len(results), 'path')}: {counts}")

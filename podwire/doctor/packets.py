@@ -23,7 +23,7 @@ from podwire.node.records import Directories
 from podwire.predictions.evaluation import FORWARD, INPUT, Fate, traverse
 from podwire.probe import paths
 from podwire.probe.paths import DATAGRAM, DUPLICATE, STREAM, Path
-from podwire.probe.run import State, send_packets
+from podwire.probe.run import PathState, send_packets
 from podwire.trace import outside
 from podwire.trace.topology import Topology, name_of
 from process.values import dataclass, field
@@ -122,7 +122,7 @@ def _send(topology: Topology, desired: list[Path]) -> dict[Path, bool]:
     for _ in range(_TRIES):
         rest = [path for path, passes in passing.items() if not passes]
         for result in send_packets(topology, rest, _TIMEOUT_S) if rest else ():
-            passing[result.path] = result.state in (State.OK, State.SLOW)
+            passing[result.path] = result.state in (PathState.OK, PathState.SLOW)
     return passing
 
 

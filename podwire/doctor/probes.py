@@ -22,7 +22,7 @@ from podwire.predictions.evaluation import (
     POSTROUTING,
     PREROUTING,
     Event,
-    Outcome,
+    Traversal,
     list_services,
     traverse,
     traverse_device,
@@ -169,7 +169,7 @@ class Prediction:
                 yield from steps.run(lambda one, hook=hook: self._on_bridge(one, hook, "", veth))
         yield from steps.run(lambda one: traverse_device(self._rules, one, EGRESS, veth))
 
-    def _on_bridge(self, packet: Packet, hook: int, iif: str, oif: str) -> Outcome:
+    def _on_bridge(self, packet: Packet, hook: int, iif: str, oif: str) -> Traversal:
         outcome = traverse(self._rules, replace(packet, iif=iif, oif=oif), hook, bridge=True)
         return replace(outcome, packet=replace(outcome.packet, iif=packet.iif, oif=packet.oif))
 
@@ -330,7 +330,7 @@ class _Steps:
         """Applies a hook; returns its events."""
         if self.is_over or not callable(hook):
             return []
-        outcome: Outcome = hook(self.packet)
+        outcome: Traversal = hook(self.packet)
         self.packet = outcome.packet
         self.is_over = outcome.drop is not None
         return list(outcome.events)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from podwire.doctor.finding import UNSEEN, Check, Finding, Severity
 from podwire.metrics.exposition import GAUGE, Family, Sample
-from podwire.node.model import NodeInventory, State
+from podwire.node.model import AttachmentState, NodeInventory
 from podwire.node.snapshot import Snapshot
 
 Findings = Sequence[tuple[Check, Finding]]
@@ -19,7 +19,9 @@ def families(node: NodeInventory, snapshot: Snapshot, findings: Findings) -> Ite
     states = Counter((pod.network, pod.state) for pod in node.pods)
     networks = dict.fromkeys([*(item.name for item in node.networks if item.name), *(pod.network for pod in node.pods)])
     attachments = (
-        Sample({"network": name, "state": str(state)}, states[name, state]) for name in networks for state in State
+        Sample({"network": name, "state": str(state)}, states[name, state])
+        for name in networks
+        for state in AttachmentState
     )
     yield Family(
         "podwire_attachments", GAUGE, "Attachments by the state that `podwire show` prints.", tuple(attachments)

@@ -18,7 +18,7 @@ from podwire.node import links
 from podwire.node import records as records_module
 from podwire.node import rules as rules_module
 from podwire.node.leaks import find_leaks
-from podwire.node.model import HostInterface, NodeInventory, NodeNetwork, Pod, Range, State
+from podwire.node.model import AttachmentState, HostInterface, NodeInventory, NodeNetwork, Pod, Range
 from podwire.node.records import Directories, Records, bridge_names
 from podwire.node.rules import Rules
 from podwire.node.snapshot import Snapshot
@@ -27,7 +27,7 @@ from podwire.output import plural
 Report = Callable[[str], None]  # gets what is being done
 
 _NO_ADDRESS = ("veth", "ifb")
-_HIDDEN = (State.NOT_SEEN, State.UNKNOWN)
+_HIDDEN = (AttachmentState.NOT_SEEN, AttachmentState.UNKNOWN)
 
 
 def read_snapshot(directories: Directories, network: str = "", *, rules: bool = True) -> Snapshot:
@@ -77,7 +77,7 @@ def _run_checks(snapshot: Snapshot, node: NodeInventory, checker: Checker, repor
     end = time.monotonic() + LIMIT_S
     pods, unseen = [], dict[str, int]()
     for number, pod in enumerate(node.pods):
-        if pod.state is State.OK:
+        if pod.state is AttachmentState.OK:
             report(f"checking attachment {number + 1} of {len(node.pods)}")
             late = time.monotonic() > end
             verdict = Verdict(unseen="time was up") if late else checker.check(known[pod.network, pod.attachment])
@@ -98,8 +98,8 @@ def _with_verdict(pod: Pod, verdict: Verdict) -> Pod:
         if any(failure.plugin == "portmap" for failure in verdict.failures):
             # The rule that exists may cover one IP version only, or follow another pod's rule for the same port.
             ports = tuple(replace(port, confirmed=None) if port.confirmed else port for port in ports)
-        return replace(pod, state=State.FAILED, problems=problems, host_ports=ports)
-    return replace(pod, state=State.NOT_CHECKED) if verdict.skipped or verdict.unseen else pod
+        return replace(pod, state=AttachmentState.FAILED, problems=problems, host_ports=ports)
+    return replace(pod, state=AttachmentState.NOT_CHECKED) if verdict.skipped or verdict.unseen else pod
 
 
 def _only_network(node: NodeInventory, network: str) -> NodeInventory:

@@ -20,7 +20,7 @@ from kernel.netfilter.owned import FIREWALL, HOST_PORT, MASQUERADE, NFTABLES, Ow
 from plugins.bandwidth import ifb_owner as bandwidth
 from plugins.bandwidth.ifb_owner import Owner
 from podwire.node import rules
-from podwire.node.model import NO_ATTACHMENT, Leak, Pod, State
+from podwire.node.model import NO_ATTACHMENT, AttachmentState, Leak, Pod
 from podwire.node.records import bridge_names
 from podwire.node.snapshot import Snapshot
 
@@ -74,7 +74,7 @@ class _Finder:
 
     def cached(self) -> Iterator[Leak]:
         for pod in self.snapshot.pods:
-            if pod.state is State.GONE:
+            if pod.state is AttachmentState.GONE:
                 description = f"cache entry, whose network namespace no longer exists: {pod.netns}"
                 yield Leak(
                     "cache",
@@ -199,8 +199,8 @@ class _Finder:
         It is not while an ADD is running, or if an attachment's namespace could not be read: any veth may be its.
         """
         pods = [pod for pod in self.snapshot.pods if pod.network == network]
-        uncached = (pod for pod in pods if pod.state is State.NO_CACHE and not pod.leaked)
-        is_seen = all(pod.state not in (State.NOT_SEEN, State.UNKNOWN) for pod in pods)
+        uncached = (pod for pod in pods if pod.state is AttachmentState.NO_CACHE and not pod.leaked)
+        is_seen = all(pod.state not in (AttachmentState.NOT_SEEN, AttachmentState.UNKNOWN) for pod in pods)
         return self._has_records(network) and is_seen and all(pod.host_interface for pod in uncached)
 
     @cached_property

@@ -32,7 +32,7 @@ the host's interface that it is built on, "mode" its configured mode or VLAN. Li
 fails. "complete" is false if anything is "unseen"."""
 
 
-class State(StrEnum):
+class AttachmentState(StrEnum):
     """The state of an attachment."""
 
     OK = "ok"  # its interface exists, and CHECK of podwire's plugins passes
@@ -99,7 +99,7 @@ class Pod:
 
     network: str
     attachment: Attachment
-    state: State
+    state: AttachmentState
     pod: str = ""
     netns: str = ""
     kind: str = ""

@@ -29,7 +29,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReleaseOutcome:
     """The outcome for one reservation; `reason` is why it was kept, "" if it was released."""
 
     item: Reservation
@@ -61,13 +61,15 @@ def refusal_reason(snapshot: Snapshot, item: Reservation) -> str:
     return f"container {item.attachment.container_id} is running, by the runtime's cache"
 
 
-def release(snapshot: Snapshot, items: Iterable[Reservation], cache_dir: str, *, force: bool) -> Iterator[Outcome]:
+def release(
+    snapshot: Snapshot, items: Iterable[Reservation], cache_dir: str, *, force: bool
+) -> Iterator[ReleaseOutcome]:
     """Releases those `items` that may be released, with `force` all; raises CniError if a store cannot be used."""
     accepted: list[Reservation] = []
     for item in items:
         reason = "" if force else refusal_reason(snapshot, item)
         if reason:
-            yield Outcome(item, reason)
+            yield ReleaseOutcome(item, reason)
         else:
             accepted.append(item)
     for (data_dir, network), group in groupby(accepted, key=lambda item: (item.data_dir, item.network)):
@@ -84,23 +86,23 @@ def _get_running(cache_dir: str, network: str) -> set[str]:
     return {item.attachment.container_id for item in attachments.list_cached(cache_dir, network) if item.may_be_running}
 
 
-def _release(reservations: Reservations, item: Reservation, running: set[str]) -> Outcome:
+def _release(reservations: Reservations, item: Reservation, running: set[str]) -> ReleaseOutcome:
     """Releases an address if its file is unchanged; the store's lock is held, so no ADD reserves it meanwhile."""
     path = f"{reservations.directory}/{item.file.name}"
     owner = reservations.get_owner(item.file.name)
     try:
         status = os.lstat(path)
     except FileNotFoundError:
-        return Outcome(item, "it was released meanwhile")
+        return ReleaseOutcome(item, "it was released meanwhile")
     if owner != item.file.owner or (status.st_mtime_ns, status.st_ctime_ns) != (
         item.file.written_ns,
         item.file.changed_ns,
     ):
-        return Outcome(item, "it was reserved anew meanwhile")
+        return ReleaseOutcome(item, "it was reserved anew meanwhile")
     if item.has_container and item.attachment.container_id in running:
-        return Outcome(item, "its container has appeared in the runtime's cache meanwhile")
+        return ReleaseOutcome(item, "its container has appeared in the runtime's cache meanwhile")
     try:
         reservations.release(item.file.name, owner)
     except OSError as error:
         raise CniError(Code.IO_FAILURE, f"cannot release {path}: {error.strerror}", "move it away by hand") from error
-    return Outcome(item)
+    return ReleaseOutcome(item)

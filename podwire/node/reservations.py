@@ -14,7 +14,7 @@ from shlex import quote
 from cni.address import Address
 from cni.conf import Attachment
 from ipam.host_local import listing
-from podwire.node.model import NO_ATTACHMENT, Pod, State, short_id
+from podwire.node.model import NO_ATTACHMENT, AttachmentState, Pod, short_id
 from podwire.node.records import Pool, Reservation
 from podwire.node.snapshot import Snapshot
 from podwire.output import format_time
@@ -134,9 +134,9 @@ def state_of(snapshot: Snapshot, item: Reservation) -> ReservationState:
     if snapshot.is_gone(item):
         return ReservationState.GONE
     states = {pod.state for pod in snapshot.pods_of(item.network, item.attachment)}
-    if snapshot.is_configured(item) or states - {State.NO_CACHE, State.UNKNOWN}:
+    if snapshot.is_configured(item) or states - {AttachmentState.NO_CACHE, AttachmentState.UNKNOWN}:
         return ReservationState.RUNNING
-    if State.UNKNOWN in states:
+    if AttachmentState.UNKNOWN in states:
         return ReservationState.UNKNOWN
     # A container with several addresses gets them sequentially.
     return (
@@ -178,7 +178,7 @@ def find_unreserved(
 
 
 def _running(snapshot: Snapshot) -> list[Pod]:
-    return [pod for pod in snapshot.pods if not pod.leaked and pod.state is not State.NO_CACHE]
+    return [pod for pod in snapshot.pods if not pod.leaked and pod.state is not AttachmentState.NO_CACHE]
 
 
 def _pools(snapshot: Snapshot, network: str) -> Iterator[Pool]:

@@ -22,7 +22,7 @@ from plugins.bandwidth.ifb_owner import Owner, select_ifbs
 from podwire.attachments import CachedAttachment
 from podwire.node.host_ports import list_host_ports
 from podwire.node.links import Kernel, NetworkNamespace
-from podwire.node.model import HostPort, Pod, State
+from podwire.node.model import AttachmentState, HostPort, Pod
 from podwire.node.presences import Presences
 from podwire.node.records import Records, Reservation
 from podwire.node.rules import Rules
@@ -135,7 +135,7 @@ class Snapshot:
             pod = Pod(
                 network,
                 attachment,
-                State.NO_CACHE,
+                AttachmentState.NO_CACHE,
                 netns=namespace.path if namespace else "",
                 addresses=tuple(item.file.name for item in reservations),
                 leaked=not any(map(self._may_run, reservations)),
@@ -216,16 +216,16 @@ class Snapshot:
 
 def _state(
     item: CachedAttachment, presence: Presence, namespace: NetworkNamespace | None, host_veth: Link | None
-) -> State:
+) -> AttachmentState:
     if presence is Presence.GONE:
-        return State.GONE
+        return AttachmentState.GONE
     if host_veth:
-        return State.OK
+        return AttachmentState.OK
     if presence is Presence.UNKNOWN and item.netns:
-        return State.UNKNOWN
+        return AttachmentState.UNKNOWN
     if namespace is None or namespace.links is None:
-        return State.NOT_SEEN
-    return State.OK if item.attachment.ifname in namespace.links else State.NO_INTERFACE
+        return AttachmentState.NOT_SEEN
+    return AttachmentState.OK if item.attachment.ifname in namespace.links else AttachmentState.NO_INTERFACE
 
 
 def _by_name(pod: Pod) -> tuple[str, str, Attachment]:

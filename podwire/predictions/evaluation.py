@@ -58,7 +58,7 @@ class Event(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Traversal:
     """The events of a packet at some hooks, in order, and the packet as it leaves the last one.
 
     `marking` are the rules that change its mark.
@@ -74,7 +74,7 @@ class Outcome:
         return next((one for one in self.events if one.fate is Fate.CERTAIN and one.action.kind in _ENDS), None)
 
 
-def traverse(ruleset: Ruleset, packet: Packet, hook: int, *, bridge: bool = False) -> Outcome:
+def traverse(ruleset: Ruleset, packet: Packet, hook: int, *, bridge: bool = False) -> Traversal:
     """Returns what happens to a packet at a hook, in the tables of its IP version or (`bridge`) of bridges."""
     families = (nft.BRIDGE,) if bridge else _FAMILIES[packet.version]
     number = hook if bridge or packet.version else _ARP_HOOKS.get(hook, -1)
@@ -83,7 +83,7 @@ def traverse(ruleset: Ruleset, packet: Packet, hook: int, *, bridge: bool = Fals
 
 def traverse_chain(
     ruleset: Ruleset, packet: Packet, base: FilterChain, excluded: Callable[[FilterRule], bool]
-) -> Outcome:
+) -> Traversal:
     """Returns what happens to a packet in one base chain.
 
     It ignores the `excluded` rules if it is unknown whether they match.
@@ -91,7 +91,7 @@ def traverse_chain(
     return _Walk(ruleset, excluded).run(packet, [base])
 
 
-def traverse_device(ruleset: Ruleset, packet: Packet, hook: int, device: str) -> Outcome:
+def traverse_device(ruleset: Ruleset, packet: Packet, hook: int, device: str) -> Traversal:
     """Returns what happens to a packet that an interface receives (INGRESS) or sends (EGRESS) in netdev tables."""
     chains = [chain for chain in ruleset.base_chains((NETDEV,), hook) if device in chain.devices]
     if hook == INGRESS:
@@ -136,7 +136,7 @@ class _Walk:
         self._certain = True
         self._is_rewritten = False
 
-    def run(self, packet: Packet, chains: list[FilterChain]) -> Outcome:
+    def run(self, packet: Packet, chains: list[FilterChain]) -> Traversal:
         for chain in chains:
             if chain.kind == "nat" and (self._is_rewritten or packet.state != 8):  # NEW
                 continue
@@ -153,7 +153,7 @@ class _Walk:
             packet = self._packet
             if any(one.fate is Fate.CERTAIN and one.action.kind in _ENDS for one in self._events):
                 break
-        return Outcome(packet, tuple(self._events), tuple(self._marking))
+        return Traversal(packet, tuple(self._events), tuple(self._marking))
 
     def _chain(self, chain: FilterChain, depth: int) -> None:
         """Evaluates a chain; returns at its end or at "return". Raises _Ended."""

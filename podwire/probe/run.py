@@ -37,7 +37,7 @@ _OTHER_UPLINK = "an accept rule that names an uplink does not match the outside 
 _PORT_MIN, _PORTS = 33000, 27000  # for datagrams, in the target
 
 
-class State(StrEnum):
+class PathState(StrEnum):
     """The state of a path."""
 
     OK = "ok"
@@ -48,14 +48,14 @@ class State(StrEnum):
     @property
     def is_bad(self) -> bool:
         """Whether the exit status is 1."""
-        return self in (State.LOST, State.WRONG)
+        return self in (PathState.LOST, PathState.WRONG)
 
 
 class Result(NamedTuple):
     """The result of a path: its state, the time of the answer in milliseconds, what is special, the first suspect."""
 
     path: Path
-    state: State
+    state: PathState
     ms: float | None = None
     detail: str = ""
     suspect: Suspect | None = None
@@ -101,10 +101,10 @@ def test_pods(
                 unseen.append(f"the paths of {name_of(pod)}: {error.msg}")
         with _neighbours_restored(desired):
             for result, ended in _test(topology, desired, timeout_s):
-                if result.state is State.LOST and result.suspect is None:
+                if result.state is PathState.LOST and result.suspect is None:
                     yield _with_suspect(topology, result, ended, traced)
-                elif result.state is State.OK and (stale := tracing.find_stale(topology, result.path.flow)):
-                    yield result._replace(state=State.LOST, suspect=stale, detail="for some clients")
+                elif result.state is PathState.OK and (stale := tracing.find_stale(topology, result.path.flow)):
+                    yield result._replace(state=PathState.LOST, suspect=stale, detail="for some clients")
                 else:
                     yield result
 
@@ -163,17 +163,17 @@ def _limit_result(
     try:
         measured = limits.measure(topology.node, place, path.destination, direction, limit, burst)
     except OSError as error:
-        return Result(path, State.LOST, None, f"no connection: {error.strerror or error}")
+        return Result(path, PathState.LOST, None, f"no connection: {error.strerror or error}")
     if measured.skipped:
-        return Result(path, State.OK, None, measured.skipped)
+        return Result(path, PathState.OK, None, measured.skipped)
     text = f"{format_rate(int(measured.rate))} after the burst; the limit is {format_rate(limit)}"
     if measured.exceeds(limit):
         command = f"tc -s qdisc show dev {path.pod.host_interface}"
         suspect = Suspect(
             "limit", topology.node.name, f"the limit does not hold: {text}", path.pod.host_interface, look=command
         )
-        return Result(path, State.WRONG, None, text, suspect)
-    return Result(path, State.OK, None, text)
+        return Result(path, PathState.WRONG, None, text, suspect)
+    return Result(path, PathState.OK, None, text)
 
 
 def _test(topology: Topology, desired: Sequence[Path], timeout_s: float) -> list[tuple[Result, Attempt | None]]:
@@ -215,8 +215,8 @@ def _open(path: Path, timeout_s: float, stack: ExitStack) -> Attempt | Result:
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
             suspect = tracing.missing_address(path.source, path.source_address)
-            return Result(path, State.LOST, None, "cannot send", suspect)
-        return Result(path, State.LOST, None, f"cannot send: {error.strerror}")
+            return Result(path, PathState.LOST, None, "cannot send", suspect)
+        return Result(path, PathState.LOST, None, f"cannot send: {error.strerror}")
 
 
 def _attempt(path: Path, timeout_s: float, stack: ExitStack) -> Attempt:
@@ -249,17 +249,17 @@ def _result(path: Path, attempt: Attempt) -> Result:
         if attempt.stage is Stage.DONE:
             return _in_time(path, attempt.elapsed_s)
         reason = os.strerror(attempt.error) if attempt.error else attempt.stage.value
-        return Result(path, State.LOST, None, reason)
+        return Result(path, PathState.LOST, None, reason)
     if isinstance(attempt, OwnerSearch):
         return _duplicate(path, attempt) if path.kind == DUPLICATE else _next_hop(path, attempt)
     if isinstance(attempt, Exchange):
         seen = attempt.finish()
         outcome = judge.outcome_of(seen)
         if not outcome.is_ok:
-            return Result(path, State.LOST, None, os.strerror(seen.send_error) if seen.send_error else "no answer")
-        detail = "" if outcome is judge.Outcome.ANSWERED else outcome.value
+            return Result(path, PathState.LOST, None, os.strerror(seen.send_error) if seen.send_error else "no answer")
+        detail = "" if outcome is judge.ExchangeOutcome.ANSWERED else outcome.value
         if seen.answered_after_s is None:
-            return Result(path, State.OK, None, detail)
+            return Result(path, PathState.OK, None, detail)
         return _in_time(path, seen.answered_after_s, resent=seen.sent > 1, detail=detail)
     raise TypeError(attempt)
 
@@ -268,7 +268,7 @@ def _in_time(path: Path, elapsed_s: float, *, resent: bool = False, detail: str 
     if resent:
         detail = "answered only after a repetition"
     slow = resent or elapsed_s > _SLOW_S
-    return Result(path, State.SLOW if slow else State.OK, elapsed_s * 1000, detail)
+    return Result(path, PathState.SLOW if slow else PathState.OK, elapsed_s * 1000, detail)
 
 
 def _duplicate(path: Path, search: OwnerSearch) -> Result:
@@ -278,7 +278,7 @@ def _duplicate(path: Path, search: OwnerSearch) -> Result:
     suspect = Suspect(
         "duplicate", path.source.name, text, search.other_mac, look=f"ip neighbour | grep {search.other_mac}"
     )
-    return Result(path, State.LOST, None, "the address is used twice", suspect)
+    return Result(path, PathState.LOST, None, "the address is used twice", suspect)
 
 
 def _next_hop(path: Path, search: OwnerSearch) -> Result:
@@ -287,13 +287,13 @@ def _next_hop(path: Path, search: OwnerSearch) -> Result:
     text = f"no machine on {path.link} answers for the gateway {search.address}"
     look = f"ip neighbour show {search.address} dev {quote(path.link)}"
     suspect = Suspect("gateway", path.source.name, text, str(search.address), look=look)
-    return Result(path, State.LOST, None, "no answer", suspect)
+    return Result(path, PathState.LOST, None, "no answer", suspect)
 
 
 def _unless_error(path: Path, search: OwnerSearch) -> Result:
     if search.error:
-        return Result(path, State.LOST, None, f"cannot send: {os.strerror(search.error)}")
-    return Result(path, State.OK)
+        return Result(path, PathState.LOST, None, f"cannot send: {os.strerror(search.error)}")
+    return Result(path, PathState.OK)
 
 
 def _with_suspect(
@@ -335,7 +335,7 @@ def _trace(topology: Topology, result: Result, ended: Attempt | None) -> Result:
         trace = tracing.run(topology, flow, tries=1, interval_s=0.3)
     except (CniError, OSError) as error:
         return result._replace(detail=f"{result.detail}; it could not be traced: {error}")
-    if trace.suspect is None and path.kind == QUERY and trace.outcome is not judge.Outcome.ANSWERED:
+    if trace.suspect is None and path.kind == QUERY and trace.outcome is not judge.ExchangeOutcome.ANSWERED:
         text = f"packets reach {path.destination} port 53, but no DNS server answers there ({trace.outcome})"
         return result._replace(suspect=Suspect("no-answer", str(path.destination), text, str(path.destination)))
     if trace.suspect is None:

@@ -35,7 +35,7 @@ _TOO_BIG = ((3, 4), (2, 0))
 _VAGUE = ("neighbour-unanswered",)  # a suspect that an interface on the way may explain
 
 
-class Outcome(StrEnum):
+class ExchangeOutcome(StrEnum):
     """The outcome of an exchange."""
 
     ANSWERED = "answered"
@@ -46,22 +46,22 @@ class Outcome(StrEnum):
     @property
     def is_ok(self) -> bool:
         """Whether the way is in order."""
-        return self is not Outcome.LOST
+        return self is not ExchangeOutcome.LOST
 
 
-def outcome_of(seen: Observation) -> Outcome:
+def outcome_of(seen: Observation) -> ExchangeOutcome:
     """Returns the outcome of an exchange."""
     flow, answer = seen.flow, seen.answer
     arrived = seen.arrival is not None or flow.target is None or not seen.is_observed
     if answer is None:
         unserved = not seen.is_served and flow.protocol == UDP
-        return Outcome.DELIVERED if seen.arrival and unserved else Outcome.LOST
+        return ExchangeOutcome.DELIVERED if seen.arrival and unserved else ExchangeOutcome.LOST
     if answer.kind == ANSWER:
-        return Outcome.ANSWERED if arrived else Outcome.LOST
+        return ExchangeOutcome.ANSWERED if arrived else ExchangeOutcome.LOST
     refused = answer.kind == REFUSAL or (
         answer.error in _PORT_UNREACHABLE and not flow.is_echo and answer.source == flow.destination
     )
-    return Outcome.REFUSED if refused and arrived and not seen.has_server else Outcome.LOST
+    return ExchangeOutcome.REFUSED if refused and arrived and not seen.has_server else ExchangeOutcome.LOST
 
 
 def find_suspect(

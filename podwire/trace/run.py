@@ -19,7 +19,7 @@ from podwire.output import plural
 from podwire.trace import hops, judge, rules
 from podwire.trace.exchange import Exchange, Flow, Observation, answer_tuples, observe
 from podwire.trace.hops import Hop
-from podwire.trace.judge import Outcome
+from podwire.trace.judge import ExchangeOutcome
 from podwire.trace.place import Place
 from podwire.trace.rules import MetRule
 from podwire.trace.suspect import Suspect
@@ -35,7 +35,7 @@ class Trace(NamedTuple):
     """
 
     flow: Flow
-    outcome: Outcome
+    outcome: ExchangeOutcome
     hops: tuple[Hop, ...]
     suspect: Suspect | None
     unseen: tuple[str, ...]
@@ -69,7 +69,7 @@ def run(topology: Topology, flow: Flow, *, tries: int = 2, interval_s: float = 0
         if error.errno != errno.EADDRNOTAVAIL:
             raise
         missing = missing_address(flow.source, flow.source_address)
-        return Trace(flow, Outcome.LOST, (), missing, (), Observation(flow))
+        return Trace(flow, ExchangeOutcome.LOST, (), missing, (), Observation(flow))
     translated = _later_target(topology, seen)
     if translated is not None:
         flow = translated
@@ -85,7 +85,7 @@ def run(topology: Topology, flow: Flow, *, tries: int = 2, interval_s: float = 0
     suspect: Suspect | None
     if outcome.is_ok:
         suspect = find_stale(topology, flow)
-        outcome = Outcome.LOST if suspect else outcome
+        outcome = ExchangeOutcome.LOST if suspect else outcome
     else:
         suspect = judge.find_suspect(topology, seen, dropping, met)
     return Trace(flow, outcome, tuple(hops.build(topology, seen, met)), suspect, tuple(unseen), seen)

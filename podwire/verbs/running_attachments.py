@@ -17,7 +17,7 @@ from podwire import attachments
 from podwire.attachments import CachedAttachment
 from podwire.node import records
 from podwire.node.inspection import read_snapshot
-from podwire.node.model import State
+from podwire.node.model import AttachmentState
 from podwire.node.records import Directories
 from podwire.node.snapshot import Snapshot
 from podwire.output import plural
@@ -63,7 +63,7 @@ class RunningAttachments:
     def unlisted(self) -> list[Attachment]:
         """Returns the running attachments that are not in the cache."""
         fresh = replace(self.snapshot, records=records.read_records(self.places))
-        pods = (pod for pod in fresh.pods if pod.network == self.network and pod.state is State.NO_CACHE)
+        pods = (pod for pod in fresh.pods if pod.network == self.network and pod.state is AttachmentState.NO_CACHE)
         return sorted(pod.attachment for pod in pods if not pod.leaked and pod.attachment.ifname)
 
     def require_proof(self) -> None:

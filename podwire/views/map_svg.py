@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from podwire.node.model import HostInterface, Leak, NodeInventory, Pod, State, fold_ports, format_rate, short_id
+from podwire.node.model import (
+    AttachmentState,
+    HostInterface,
+    Leak,
+    NodeInventory,
+    Pod,
+    fold_ports,
+    format_rate,
+    short_id,
+)
 from podwire.views.selection import FINE, lacks_rules
 from podwire.views.shot import Shot
 
@@ -214,7 +223,7 @@ def _pod(pod: Pod, grid: _Grid) -> _Box:
     lines += [
         f"{word} {format_rate(bits)}" for word, bits in (("receives", pod.receives), ("sends", pod.sends)) if bits
     ]
-    if pod.state is not State.OK or pod.leaked:
+    if pod.state is not AttachmentState.OK or pod.leaked:
         lines.append(f"{pod.state}{', leaked' if pod.leaked else ''}")
     namespace, _, name = lines[0].rpartition("/")
     title = _without_middle(name, grid.title_characters)

@@ -9,10 +9,10 @@ from ipaddress import ip_interface
 
 from cni.errors import CniError, Code
 from podwire.lint.known import nearest
-from podwire.node.model import NodeInventory, Pod, State
+from podwire.node.model import AttachmentState, NodeInventory, Pod
 
-FINE = (State.OK, State.NOT_CHECKED)
-_WRONG = (State.NO_INTERFACE, State.FAILED)
+FINE = (AttachmentState.OK, AttachmentState.NOT_CHECKED)
+_WRONG = (AttachmentState.NO_INTERFACE, AttachmentState.FAILED)
 _SHORTEST_ID = 6  # characters of an abbreviated container ID
 
 

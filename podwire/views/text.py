@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipam.host_local.allocator import format_usage
-from podwire.node.model import Leak, NodeInventory, NodeNetwork, Pod, State, fold_ports, format_rate, short_id
+from podwire.node.model import AttachmentState, Leak, NodeInventory, NodeNetwork, Pod, fold_ports, format_rate, short_id
 from podwire.output import Cell, Output, Text, plural
 from podwire.views.selection import FINE, lacks_rules
 
@@ -119,7 +119,13 @@ def _row(pod: Pod) -> list[Text]:
         f"{text}{'' if confirmed else '?' if confirmed is None else '!'}"
         for text, confirmed in fold_ports(pod.host_ports)
     )
-    style = "bad" if pod.leaked or pod.state is State.FAILED else "good" if pod.state is State.OK else "warning"
+    style = (
+        "bad"
+        if pod.leaked or pod.state is AttachmentState.FAILED
+        else "good"
+        if pod.state is AttachmentState.OK
+        else "warning"
+    )
     return [
         pod.network,
         short_id(pod.attachment.container_id) or "-",

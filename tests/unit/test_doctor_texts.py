@@ -14,7 +14,7 @@ from podwire.doctor.run import Run
 from podwire.node.model import Pod
 from podwire.output import Output
 from podwire.probe.paths import Path
-from podwire.probe.run import Result, State
+from podwire.probe.run import PathState, Result
 from podwire.trace.suspect import Suspect
 from tests.support.sources import FILLED, sources
 
@@ -71,7 +71,9 @@ def test_a_fix_of_several_findings_is_printed_once():
 def test_an_equal_suspect_is_not_repeated():
     """Paths of one pod that the same suspect lost name it once, and say where to look, if that is not the node."""
     path = cast(Path, SimpleNamespace(pod=cast(Pod, None), title="gateway icmp", way="10.22.0.2 > 10.22.0.1"))
-    lost = Result(path, State.LOST, None, "no answer", Suspect("mtu", "default/a", "eth0 has MTU 68", look="ip link"))
+    lost = Result(
+        path, PathState.LOST, None, "no answer", Suspect("mtu", "default/a", "eth0 has MTU 68", look="ip link")
+    )
     stream = io.StringIO()
     test._print(lost, lost._replace(suspect=None), Output(stream))
     test._print(lost, lost, Output(stream))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni.conf import Attachment
-from podwire.node.model import HostPort, Leak, NodeInventory, NodeNetwork, Pod, State
+from podwire.node.model import AttachmentState, HostPort, Leak, NodeInventory, NodeNetwork, Pod
 from podwire.views import page
 from podwire.views.page import PageFinding
 from podwire.views.shot import Shot
@@ -24,12 +24,14 @@ FINDING = PageFinding("problem", "firewall", "lost-rules", "cni0", "a rule is mi
 NODE = NodeInventory(
     (NodeNetwork("net", "/etc/cni/net.d/10-net.conflist", ("bridge",), ("cni0",), (), 3),),
     (
-        Pod("net", Attachment("4f2c81a0b1c2", "eth0"), State.OK, "default/web-0", addresses=("10.22.0.2/24",)),
-        Pod("net", Attachment("0123456789ab", "eth0"), State.FAILED, HOSTILE, problems=("bridge: no route",)),
+        Pod(
+            "net", Attachment("4f2c81a0b1c2", "eth0"), AttachmentState.OK, "default/web-0", addresses=("10.22.0.2/24",)
+        ),
+        Pod("net", Attachment("0123456789ab", "eth0"), AttachmentState.FAILED, HOSTILE, problems=("bridge: no route",)),
         Pod(
             "other",
             Attachment("aaaa", "eth0"),
-            State.OK,
+            AttachmentState.OK,
             "default/api-1",
             addresses=("10.22.0.10/24",),
             host_ports=(HostPort(8080, 80, "tcp", confirmed=False),),
@@ -73,7 +75,7 @@ def test_hostile_names_are_text(name: str):
     """Any name is data: the page has the same elements as with an ordinary name, and is valid UTF-8."""
 
     def rendered(text: str) -> str:
-        pod = Pod(text, Attachment(text, text), State.FAILED, text, problems=(text,))
+        pod = Pod(text, Attachment(text, text), AttachmentState.FAILED, text, problems=(text,))
         node = NodeInventory(
             (NodeNetwork(text, text, (text,)),), (pod,), leaks=(Leak(text, text, text, text),), unseen=(text,)
         )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cni.conf import Attachment
 from podwire.node.model import (
+    AttachmentState,
     HostInterface,
     HostPort,
     Leak,
@@ -17,7 +18,6 @@ from podwire.node.model import (
     NodeNetwork,
     Pod,
     Range,
-    State,
     fold_ports,
     format_rate,
 )
@@ -33,7 +33,7 @@ BRIDGE = HostInterface("cni0", ("10.22.0.1/24",), ("veth1",))
 
 def pod(number, **keys):
     defaults = {"pod": f"default/pod-{number}", "host_interface": f"veth{number}", "bridge": "cni0"}
-    return Pod("net", Attachment(f"cid-{number}", "eth0"), **{"state": State.OK, **defaults, **keys})
+    return Pod("net", Attachment(f"cid-{number}", "eth0"), **{"state": AttachmentState.OK, **defaults, **keys})
 
 
 def node_of(*pods, leaks=()):
@@ -131,7 +131,9 @@ def test_lines_lead_from_the_node_to_each_pod():
 def test_leaked_objects_are_red():
     """The box of a leaked pod and the list of leaks have the red class, and boxes of running pods do not."""
     leak = Leak("veth", "veth9 on cni0", "ip link delete veth9", "net")
-    root = ElementTree.fromstring(render(node_of(pod(1), pod(2, state=State.GONE, leaked=True), leaks=(leak,))))
+    root = ElementTree.fromstring(
+        render(node_of(pod(1), pod(2, state=AttachmentState.GONE, leaked=True), leaks=(leak,)))
+    )
     kinds = [item.attrib["class"] for item in root.iter(f"{SVG}rect")]
     assert (kinds.count("leaked"), kinds.count("pod")) == (1, 1)
     red = [item.text for item in root.iter(f"{SVG}text") if "leaked" in item.attrib["class"]]
@@ -141,7 +143,7 @@ def test_leaked_objects_are_red():
 @given(st.text(), st.text())
 def test_random_texts_give_valid_xml(name, other):
     """For any names the picture is XML without control characters."""
-    one = Pod(name, Attachment(other, name), State.OK, pod=other, netns=name, addresses=(other,))
+    one = Pod(name, Attachment(other, name), AttachmentState.OK, pod=other, netns=name, addresses=(other,))
     picture = render(NodeInventory((NETWORK,), (one,), (), (), (Leak("x", name, other, name),)))
     ElementTree.fromstring(picture.encode("utf-8"))
     assert all(char.isprintable() or char == "\n" for char in picture)

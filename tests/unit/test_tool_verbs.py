@@ -251,7 +251,7 @@ def test_after_a_lock_timeout_no_attachment_is_tried(tmp_path, monkeypatch):
         names = {"networkName": "net", "containerId": f"c{number}", "ifName": "eth0"}
         (tmp_path / "results" / f"net-c{number}-eth0").write_text(json.dumps(names))
     busy = Part("portmap", error=CniError(Code.TRY_AGAIN_LATER, "the lock is held"))
-    monkeypatch.setattr(Repairer, "_one", lambda self, known, identity: repairing.Outcome(known, FAILED, (busy,)))
+    monkeypatch.setattr(Repairer, "_one", lambda self, known, identity: repairing.RepairOutcome(known, FAILED, (busy,)))
     outcomes = Repairer({}, (), {}).repair(attachments.list_cached(str(tmp_path)))
     assert [outcome.state for outcome in outcomes] == [FAILED, UNTRIED, UNTRIED]
 
