@@ -20,7 +20,7 @@ from podwire.node.records import host_local_pools
 
 
 @dataclass(frozen=True)
-class Change:
+class RangeChange:
     """A network's ranges `before` and `after`, the `bridges` of both configurations, and the number of running pods."""
 
     name: str
@@ -46,7 +46,7 @@ class Change:
             )
 
 
-def find(new: Network, conf_dir: str, cache_dir: str) -> Change | None:
+def find(new: Network, conf_dir: str, cache_dir: str) -> RangeChange | None:
     """Returns how the ranges of `new` differ from those in `conf_dir`, or else from running pods' ranges.
 
     None if they are the same or there is nothing to compare. Raises CniError(5).
@@ -58,7 +58,7 @@ def find(new: Network, conf_dir: str, cache_dir: str) -> Change | None:
         return None
     before, after = _ranges(old), _ranges(new)
     shared = frozenset(_bridges(old)) & frozenset(_bridges(new))
-    return Change(new.name, before, after, shared, len(running)) if before != after else None
+    return RangeChange(new.name, before, after, shared, len(running)) if before != after else None
 
 
 def list_ranges(network: Network) -> Iterator[Range]:

@@ -32,7 +32,7 @@ _POLL_S = 0.05  # checks two files per attachment; no single event covers both
 
 
 @dataclass(frozen=True)
-class Part:
+class PluginRepair:
     """The outcome of one plugin: `changes` in words; `foreign` means that it is not in this file."""
 
     plugin: str
@@ -47,7 +47,7 @@ class RepairOutcome:
 
     known: CachedAttachment
     state: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[PluginRepair, ...] = ()
 
     @property
     def touched(self) -> bool:
@@ -125,21 +125,21 @@ class Repairer:
             if plugin and plugin.cmd_reclaim:
                 with recording(dry_run=self.planned) as record:
                     error = self._run(plugin.cmd_reclaim, "DEL", known, config)
-                parts.append(Part(plugin.name, tuple(record.changes), error))
+                parts.append(PluginRepair(plugin.name, tuple(record.changes), error))
         return RepairOutcome(known, FAILED if any(part.error for part in parts) else GONE, tuple(parts))
 
-    def _part(self, known: CachedAttachment, config: Mapping[str, object]) -> Part:
+    def _part(self, known: CachedAttachment, config: Mapping[str, object]) -> PluginRepair:
         name = str(config["type"])
         plugin = self.plugins.get(name)
         if plugin is None:
-            return Part(name, foreign=True)
+            return PluginRepair(name, foreign=True)
         if plugin.cmd_repair is None:
-            return Part(name)
+            return PluginRepair(name)
         with recording(dry_run=self.planned) as record:
             error = self._run(plugin.cmd_repair, "CHECK", known, config)
-        return Part(name, tuple(record.changes), error)
+        return PluginRepair(name, tuple(record.changes), error)
 
-    def _state(self, parts: tuple[Part, ...]) -> str:
+    def _state(self, parts: tuple[PluginRepair, ...]) -> str:
         if any(part.error for part in parts):
             return FAILED
         return (MISSING if self.planned else REPAIRED) if any(part.changes for part in parts) else FINE
@@ -151,7 +151,7 @@ class Repairer:
         for config in reversed(known.network.plugins if known.network else ()):
             plugin = self.plugins.get(str(config["type"]))
             if plugin and plugin.cmd_remove_rules:
-                parts.append(Part(plugin.name, error=self._run(plugin.cmd_remove_rules, "DEL", known, config)))
+                parts.append(PluginRepair(plugin.name, error=self._run(plugin.cmd_remove_rules, "DEL", known, config)))
         return RepairOutcome(known, FAILED if any(part.error for part in parts) else RETRACTED, tuple(parts))
 
     def _run(

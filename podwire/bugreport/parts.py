@@ -42,7 +42,7 @@ _PROC_NET = ("dev", "route", "ipv6_route", "if_inet6", "arp", "snmp", "netstat",
 
 
 @dataclass(frozen=True)
-class Part:
+class ReportPart:
     """A file of the report; `collect` returns its content, or raises PartError or CniError."""
 
     name: str
@@ -59,26 +59,26 @@ class Sources:
     redaction: Redaction
     log: str = ""
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[ReportPart]:
         """Yields all parts; those from which secrets are left out come first."""
         yield from self._files("net.d", self.directories.conf_dir, self.redaction.redact_conf)
         yield from self._files("cache", attachments.results_dir(self.directories.cache_dir), self._redact_cache)
-        yield Part("node/sysctls.txt", self._sysctls)
+        yield ReportPart("node/sysctls.txt", self._sysctls)
         yield from self._commands()
-        yield Part("stores.txt", self._limited(self._stores))
-        yield Part("node/system.txt", self._limited(partial(_read_all, _SYSTEM)))
-        yield Part("node/proc-net.txt", self._limited(_read_proc_net))
+        yield ReportPart("stores.txt", self._limited(self._stores))
+        yield ReportPart("node/system.txt", self._limited(partial(_read_all, _SYSTEM)))
+        yield ReportPart("node/proc-net.txt", self._limited(_read_proc_net))
         for path in [self.log] if self.log else self._strings(self._log_files):
-            yield Part(f"log/{path.strip('/').replace('/', '_')}", self._limited(partial(_tail, path)))
+            yield ReportPart(f"log/{path.strip('/').replace('/', '_')}", self._limited(partial(_tail, path)))
         for name, words in programs.NODE.items():
             path = self.context.env.get("PATH", "")
             has_program = find_program(words[0], path) or words[0] not in programs.OPTIONAL
             if has_program and programs.is_applicable(name):
-                yield Part(name, partial(programs.run, [words], self.context.env, LIMIT_S))
+                yield ReportPart(name, partial(programs.run, [words], self.context.env, LIMIT_S))
         for network, container_id, ifname, pod, netns_path in self._attachments():
             name = f"{network}-{container_id[:12]}-{ifname}".replace("/", "_")
             title = f"{network} {container_id} {ifname} {pod} {netns_path}\n\n"
-            yield Part(f"pods/{name}.txt", partial(self._pod, title, netns_path))
+            yield ReportPart(f"pods/{name}.txt", partial(self._pod, title, netns_path))
 
     def _limited(self, function: Callable[[], bytes]) -> Callable[[], bytes]:
         return partial(limits.run, function, LIMIT_S, _MAX_BYTES)
@@ -105,15 +105,15 @@ class Sources:
         )
         yield from (tuple(cached[start : start + 5]) for start in range(0, len(cached), 5))
 
-    def _files(self, name: str, directory: str, redact: Callable[[str, bytes], bytes]) -> Iterator[Part]:
+    def _files(self, name: str, directory: str, redact: Callable[[str, bytes], bytes]) -> Iterator[ReportPart]:
         """Yields a list of a directory's files, and the JSON files without their secrets."""
-        yield Part(f"{name}/files.txt", self._limited(partial(_list, directory)))
+        yield ReportPart(f"{name}/files.txt", self._limited(partial(_list, directory)))
         names = self._strings(lambda: sorted(os.listdir(directory)))
         suffixes = networks.SUFFIXES if name == "net.d" else ("",)
         for file in names:
             if file.endswith(suffixes) and os.path.isfile(os.path.join(directory, file)):
                 read = self._limited(partial(files.read, os.path.join(directory, file), _FILE_BYTES))
-                yield Part(f"{name}/{file}", partial(_redacted, redact, f"{name}/{file}", read))
+                yield ReportPart(f"{name}/{file}", partial(_redacted, redact, f"{name}/{file}", read))
 
     def _redact_cache(self, name: str, data: bytes) -> bytes:
         return self.redaction.redact_cache_entry(name, data)
@@ -124,7 +124,7 @@ class Sources:
         kept = (line for line in lines if not self.redaction.is_secret_sysctl(line.partition(b" = ")[0].decode()))
         return b"\n".join(kept) + b"\n"
 
-    def _commands(self) -> Iterator[Part]:
+    def _commands(self) -> Iterator[ReportPart]:
         """Yields the output of the tool's own commands, for readers and for programs."""
         conf, cache = f"--conf-dir={self.directories.conf_dir}", f"--cache-dir={self.directories.cache_dir}"
         data, plugins = f"--data-dir={self.directories.data_dir}", f"--bin-dir={':'.join(self.bin_dirs)}"
@@ -137,7 +137,7 @@ class Sources:
             "version": ["version", conf, plugins],
         }.items():
             for suffix, more in (("txt", []), ("json", ["--json"])):
-                yield Part(f"{name}.{suffix}", self._limited(partial(self._run_command, [*words, *more])))
+                yield ReportPart(f"{name}.{suffix}", self._limited(partial(self._run_command, [*words, *more])))
 
     def _run_command(self, words: list[str]) -> bytes:
         """Returns the output of a command of the tool with its exit status; in this process, which is a child."""

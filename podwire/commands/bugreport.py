@@ -15,7 +15,7 @@ from cni import gojson
 from cni.errors import CniError, Code
 from podwire.bugreport import archive
 from podwire.bugreport.limits import PartError
-from podwire.bugreport.parts import Part, Sources
+from podwire.bugreport.parts import ReportPart, Sources
 from podwire.bugreport.redaction import Redaction
 from podwire.command import Command, Context, Status, add_bin_dir, add_json, bin_dirs, require_root
 from podwire.commands.show import add_places, places
@@ -83,7 +83,7 @@ def _run(context: Context, options: Namespace) -> Status:
     return Status.INCOMPLETE if failed else Status.FINE
 
 
-def _collect(part: Part, context: Context) -> _Collected:
+def _collect(part: ReportPart, context: Context) -> _Collected:
     context.progress.show(f"collecting {part.name}")
     start = time.monotonic()
     data, reason = b"", ""

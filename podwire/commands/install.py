@@ -28,7 +28,7 @@ from podwire.command import (
 )
 from podwire.installing import PACKAGE_FIX, Directory, Manifest, filesystem_error, is_packaged, write_atomically
 from podwire.lint import positions
-from podwire.renumbering import Change
+from podwire.renumbering import RangeChange
 from podwire.runtimes import Runtime
 from process import files
 
@@ -117,7 +117,7 @@ def _install(context: Context, options: Namespace) -> Status:
     return Status.FINE
 
 
-def _advice(change: Change, options: Namespace) -> str:
+def _advice(change: RangeChange, options: Namespace) -> str:
     """Returns the command that reports the old gateway on the bridge, "" if the networks share no bridge."""
     if not change.bridges:
         return ""

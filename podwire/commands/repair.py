@@ -35,7 +35,7 @@ from podwire.repairing import (
     UNKNOWN,
     UNSEEN,
     UNTRIED,
-    Part,
+    PluginRepair,
     Repairer,
     RepairOutcome,
 )
@@ -183,7 +183,7 @@ def _as_json(outcome: RepairOutcome) -> dict[str, object]:
     }
 
 
-def _parts_as_json(parts: Iterable[Part]) -> Iterable[dict[str, object]]:
+def _parts_as_json(parts: Iterable[PluginRepair]) -> Iterable[dict[str, object]]:
     for part in parts:
         document: dict[str, object] = {"plugin": part.plugin, "changes": [*part.changes]}
         if part.foreign:

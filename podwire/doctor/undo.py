@@ -14,7 +14,7 @@ from shlex import quote
 
 from cni.errors import CniError
 from podwire.doctor import undo_ip
-from podwire.doctor.undo_parts import Part, read_lines
+from podwire.doctor.undo_parts import UndoPart, read_lines
 
 _SEPARATOR = "&&"
 _NOTHING = ("modprobe", "conntrack")  # nothing that has to be undone
@@ -34,7 +34,7 @@ class Undo:
 
     def __init__(self, command: str) -> None:
         self.is_complete = True
-        self._before: dict[Part, list[str]] = {}
+        self._before: dict[UndoPart, list[str]] = {}
         self._commands: list[str] | None = None
         for words in _simple_commands(command):
             part = _part(words)
@@ -43,7 +43,7 @@ class Undo:
             elif part.read is not None and part not in self._before:
                 self._add(part)
 
-    def _add(self, part: Part) -> None:
+    def _add(self, part: UndoPart) -> None:
         try:
             self._before[part] = part.lines()
         except (CniError, OSError, LookupError, ValueError):  # the object is gone, or has another form
@@ -86,14 +86,14 @@ def _simple_commands(command: str) -> list[list[str]]:
     return [[""] if any(set(word) <= set("();<>|&") for word in words) else words for words in simple]
 
 
-def _part(words: list[str]) -> Part | None:
+def _part(words: list[str]) -> UndoPart | None:
     """Returns what is compared for a command; a part without `read` if there is nothing to undo, None if unknown."""
     prefix: tuple[str, ...] = ()
     if words[0] == "nsenter" and words[1].startswith("--net="):
         prefix, words = tuple(words[:2]), words[2:]
     program = words[0].rpartition("/")[2]
     if program in _NOTHING:
-        return Part((program,))
+        return UndoPart((program,))
     if program.startswith(("iptables", "ip6tables")):
         return _iptables(prefix, words)
     builder = _BUILDERS.get(program)
@@ -103,7 +103,7 @@ def _part(words: list[str]) -> Part | None:
         return None
 
 
-def _sysctl(prefix: tuple[str, ...], words: list[str]) -> Part | None:
+def _sysctl(prefix: tuple[str, ...], words: list[str]) -> UndoPart | None:
     settings = [word.partition("=")[0] for word in words if "=" in word]
     if len(settings) != 1 or settings[0].endswith(_FLUSHING):
         return None
@@ -119,10 +119,10 @@ def _sysctl(prefix: tuple[str, ...], words: list[str]) -> Part | None:
         others = [line.replace(" = ", "=") for line in of_interfaces if line.rpartition(" = ")[2] != value]
         return [shlex.join([*prefix, "sysctl", "-w", setting]) for setting in (f"{name}={value}", *others)]
 
-    return Part((*prefix, "sysctl", name), read, revert)
+    return UndoPart((*prefix, "sysctl", name), read, revert)
 
 
-def _tc(prefix: tuple[str, ...], words: list[str]) -> Part | None:
+def _tc(prefix: tuple[str, ...], words: list[str]) -> UndoPart | None:
     if words[1:4] != ["qdisc", "del", "dev"] or words[5:] != ["root"]:
         return None
     device = words[4]
@@ -135,10 +135,10 @@ def _tc(prefix: tuple[str, ...], words: list[str]) -> Part | None:
         start = shlex.join([*prefix, "tc", "qdisc", "replace", "dev", device, "root"])
         return [f"{start} {line}" for line in before]
 
-    return Part((*prefix, "tc", device), read, revert)
+    return UndoPart((*prefix, "tc", device), read, revert)
 
 
-def _iptables(prefix: tuple[str, ...], words: list[str]) -> Part | None:
+def _iptables(prefix: tuple[str, ...], words: list[str]) -> UndoPart | None:
     program = words[0]
     table = words[words.index("-t") + 1] if "-t" in words else "filter"
     verb = next((word for word in words if word in ("-A", "-I", "-D", "-P")), "")
@@ -163,7 +163,7 @@ def _iptables(prefix: tuple[str, ...], words: list[str]) -> Part | None:
                 commands.append(shlex.join([*start, "-I", chain, number]) + line.removeprefix(f"-A {chain}"))
         return commands
 
-    return Part((*prefix, program, table, chain), read, revert)
+    return UndoPart((*prefix, program, table, chain), read, revert)
 
 
 def _more(lines: list[str], others: list[str]) -> list[str]:
@@ -172,7 +172,7 @@ def _more(lines: list[str], others: list[str]) -> list[str]:
     return [line for line in dict.fromkeys(lines) for _ in range(surplus[line])]
 
 
-def _nft(prefix: tuple[str, ...], words: list[str]) -> Part | None:
+def _nft(prefix: tuple[str, ...], words: list[str]) -> UndoPart | None:
     words = words[1:] if len(words) > 2 else words[1].split()
     if words[1] not in ("rule", "chain") or words[0] not in ("insert", "add", "delete"):
         return None
@@ -203,7 +203,7 @@ def _nft(prefix: tuple[str, ...], words: list[str]) -> Part | None:
             commands.append(f"{start} {quote(f'add chain {where} {{ {before[0]}; }}')}")
         return commands
 
-    return Part((*prefix, "nft", *place), read, revert)
+    return UndoPart((*prefix, "nft", *place), read, revert)
 
 
 def _policy(line: str) -> str:
@@ -214,7 +214,7 @@ def _handle(line: str) -> str:
     return line.rpartition(_HANDLE)[2]
 
 
-_BUILDERS: dict[str, Callable[[tuple[str, ...], list[str]], Part | None]] = {
+_BUILDERS: dict[str, Callable[[tuple[str, ...], list[str]], UndoPart | None]] = {
     "sysctl": _sysctl,
     "tc": _tc,
     "nft": _nft,

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable
 from ipaddress import ip_network
 
-from podwire.doctor.undo_parts import Part, read_lines, read_objects
+from podwire.doctor.undo_parts import UndoPart, read_lines, read_objects
 
 _Prefix = tuple[str, ...]
 _TYPES = ("unicast", "local", "broadcast", "blackhole", "unreachable", "prohibit", "throw")
@@ -16,12 +16,12 @@ _UNREAD = re.compile(r"\s(linkdown|dead|offload|rt_offload|rt_trap|trap|error -?
 _STATES = ("disabled", "listening", "learning", "forwarding", "blocking")
 
 
-def build_ip(prefix: _Prefix, words: list[str]) -> Part | None:
+def build_ip(prefix: _Prefix, words: list[str]) -> UndoPart | None:
     """Returns what is compared for a command of `ip`, None if it is unknown."""
     family = words[1] if words[1].startswith("-") else ""
     kind, verb, *rest = words[2 if family else 1 :]
     ip = ("ip", family) if family else ("ip",)
-    builders: dict[str, Callable[[], Part]] = {
+    builders: dict[str, Callable[[], UndoPart]] = {
         "route": lambda: _route(prefix, ip, rest),
         "rule": lambda: _rule(prefix, ip, rest),
         "address": lambda: _address(prefix, rest[rest.index("dev") + 1]),
@@ -32,7 +32,7 @@ def build_ip(prefix: _Prefix, words: list[str]) -> Part | None:
     return builders[kind]() if known else None
 
 
-def build_bridge(prefix: _Prefix, words: list[str]) -> Part | None:
+def build_bridge(prefix: _Prefix, words: list[str]) -> UndoPart | None:
     """Returns what is compared for a command of `bridge`, None if it is unknown."""
     device = words[words.index("dev") + 1]
     if words[1:3] == ["link", "set"]:
@@ -50,7 +50,7 @@ def _differences(before: list[str], after: list[str], start: str) -> list[str]:
     return added + [f"{start} add {line}" for line in before if line not in after]
 
 
-def _route(prefix: _Prefix, ip: tuple[str, ...], rest: list[str]) -> Part:
+def _route(prefix: _Prefix, ip: tuple[str, ...], rest: list[str]) -> UndoPart:
     table = rest[rest.index("table") + 1] if "table" in rest else "main"
     destination = _destination(rest, ip)
 
@@ -59,7 +59,7 @@ def _route(prefix: _Prefix, ip: tuple[str, ...], rest: list[str]) -> Part:
         return [_in_table(line, table) for line in lines if _destination(line.split(), ip) == destination]
 
     start = shlex.join([*prefix, *ip, "route"])
-    return Part(
+    return UndoPart(
         (*prefix, *ip, "route", table, destination), read, lambda before, after: _differences(before, after, start)
     )
 
@@ -82,7 +82,7 @@ def _destination(words: list[str], ip: tuple[str, ...]) -> str:
     return str(ip_network(everything if first == "default" else first, strict=False))
 
 
-def _rule(prefix: _Prefix, ip: tuple[str, ...], rest: list[str]) -> Part:
+def _rule(prefix: _Prefix, ip: tuple[str, ...], rest: list[str]) -> UndoPart:
     priority = rest[rest.index("priority") + 1]
 
     def read() -> list[str]:
@@ -91,10 +91,10 @@ def _rule(prefix: _Prefix, ip: tuple[str, ...], rest: list[str]) -> Part:
         return [f"priority {priority} {' '.join(words.replace('[detached]', '').split())}" for words in rules]
 
     start = shlex.join([*prefix, *ip, "rule"])
-    return Part((*prefix, *ip, "rule", priority), read, lambda before, after: _differences(before, after, start))
+    return UndoPart((*prefix, *ip, "rule", priority), read, lambda before, after: _differences(before, after, start))
 
 
-def _address(prefix: _Prefix, device: str) -> Part:
+def _address(prefix: _Prefix, device: str) -> UndoPart:
     """Compares the addresses of an interface, and its routes: the kernel deletes those that need an address."""
 
     def read() -> list[str]:
@@ -119,7 +119,7 @@ def _address(prefix: _Prefix, device: str) -> Part:
         commands += [f"{start} address add {line} dev {device}" for line in deleted]
         return commands + [_route_command(start, "replace", line) for line in old_routes]
 
-    return Part((*prefix, "address", device), read, revert)
+    return UndoPart((*prefix, "address", device), read, revert)
 
 
 def _address_words(words: list[str]) -> str:
@@ -140,7 +140,7 @@ def _route_command(start: str, verb: str, line: str) -> str:
     return f"{start} {family} route {verb} {words}"
 
 
-def _neighbour(prefix: _Prefix, rest: list[str]) -> Part:
+def _neighbour(prefix: _Prefix, rest: list[str]) -> UndoPart:
     is_proxy = rest[0] == "proxy"
     address, device = rest[1 if is_proxy else 0], rest[rest.index("dev") + 1]
 
@@ -154,14 +154,14 @@ def _neighbour(prefix: _Prefix, rest: list[str]) -> Part:
     def revert(before: list[str], after: list[str]) -> list[str]:
         return [shlex.join([*prefix, "ip", "neigh", "replace", *line.split(), "dev", device]) for line in before]
 
-    return Part((*prefix, "neigh", address, device), read, revert)
+    return UndoPart((*prefix, "neigh", address, device), read, revert)
 
 
 def _after(words: list[str], word: str) -> str:
     return words[words.index(word) + 1]
 
 
-def _link(prefix: _Prefix, rest: list[str]) -> Part:
+def _link(prefix: _Prefix, rest: list[str]) -> UndoPart:
     device = rest[1] if rest[0] == "dev" else rest[0]
 
     def read() -> list[str]:
@@ -171,7 +171,7 @@ def _link(prefix: _Prefix, rest: list[str]) -> Part:
         start = shlex.join([*prefix, "ip", "link", "set", device])
         return [f"{start} {line}" for line in before if line not in after]
 
-    return Part((*prefix, "link", device), read, revert)
+    return UndoPart((*prefix, "link", device), read, revert)
 
 
 def _link_settings(link: dict[str, object]) -> list[str]:
@@ -194,7 +194,7 @@ def _link_settings(link: dict[str, object]) -> list[str]:
     return settings
 
 
-def _port(prefix: _Prefix, device: str, names: list[str]) -> Part:
+def _port(prefix: _Prefix, device: str, names: list[str]) -> UndoPart:
     def read() -> list[str]:
         port = read_objects(prefix, "bridge", "-d", "link", "show", "dev", device)[0]
         words = []
@@ -207,10 +207,10 @@ def _port(prefix: _Prefix, device: str, names: list[str]) -> Part:
     def revert(before: list[str], after: list[str]) -> list[str]:
         return [f"{shlex.join([*prefix, 'bridge', 'link', 'set', 'dev', device])} {' '.join(before)}"]
 
-    return Part((*prefix, "port", device, *names), read, revert)
+    return UndoPart((*prefix, "port", device, *names), read, revert)
 
 
-def _vlan(prefix: _Prefix, device: str) -> Part:
+def _vlan(prefix: _Prefix, device: str) -> UndoPart:
     def read() -> list[str]:
         ports = read_objects(prefix, "bridge", "vlan", "show", "dev", device)
         entries = [entry for port in ports for entry in _dicts(port.get("vlans"))]
@@ -223,7 +223,7 @@ def _vlan(prefix: _Prefix, device: str) -> Part:
         commands = [f"{start} del dev {device} vid {vid}" for vid in added]
         return commands + [f"{start} add dev {device} vid {line}" for line in before if line not in after]
 
-    return Part((*prefix, "vlan", device), read, revert)
+    return UndoPart((*prefix, "vlan", device), read, revert)
 
 
 def _vlan_flags(flags: object) -> str:
@@ -231,7 +231,7 @@ def _vlan_flags(flags: object) -> str:
     return " ".join(word for flag, word in (("PVID", "pvid"), ("Egress Untagged", "untagged")) if flag in names)
 
 
-def _forwarding(prefix: _Prefix, device: str, mac: str, rest: list[str]) -> Part:
+def _forwarding(prefix: _Prefix, device: str, mac: str, rest: list[str]) -> UndoPart:
     """Compares an entry of a forwarding database; the kernel learns one that was not set by itself."""
 
     def read() -> list[str]:
@@ -243,7 +243,7 @@ def _forwarding(prefix: _Prefix, device: str, mac: str, rest: list[str]) -> Part
         start = shlex.join([*prefix, "bridge", "fdb", "replace", mac, "dev", device, *rest])
         return [f"{start} {state}" for state in before if state not in after]
 
-    return Part((*prefix, "fdb", device, mac, *rest), read, revert)
+    return UndoPart((*prefix, "fdb", device, mac, *rest), read, revert)
 
 
 def _dicts(value: object) -> list[dict[str, object]]:

@@ -9,7 +9,7 @@ from cni.errors import CniError, Code
 from podwire.node.programs import find_program, get_output_lines
 
 
-class Part:
+class UndoPart:
     """An object that a command changes; equal to another one of the same `key`.
 
     `read` returns its state as lines; `revert` returns the commands from the state after to that before.
@@ -26,7 +26,7 @@ class Part:
         self.revert = revert
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Part) and self.key == other.key
+        return isinstance(other, UndoPart) and self.key == other.key
 
     def __hash__(self) -> int:
         return hash(self.key)

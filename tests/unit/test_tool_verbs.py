@@ -14,7 +14,7 @@ from cni.conf import Attachment
 from cni.errors import CniError, Code
 from podwire import attachments, networks, repairing
 from podwire.networks import Network
-from podwire.repairing import FAILED, UNTRIED, Part, Repairer
+from podwire.repairing import FAILED, UNTRIED, PluginRepair, Repairer
 from podwire.verbs import invoke, network_list, result_cache, target
 from podwire.verbs.invoke import Call, PodArgs, Step
 from podwire.verbs.network_list import Runtime
@@ -250,7 +250,7 @@ def test_after_a_lock_timeout_no_attachment_is_tried(tmp_path, monkeypatch):
     for number in range(3):
         names = {"networkName": "net", "containerId": f"c{number}", "ifName": "eth0"}
         (tmp_path / "results" / f"net-c{number}-eth0").write_text(json.dumps(names))
-    busy = Part("portmap", error=CniError(Code.TRY_AGAIN_LATER, "the lock is held"))
+    busy = PluginRepair("portmap", error=CniError(Code.TRY_AGAIN_LATER, "the lock is held"))
     monkeypatch.setattr(Repairer, "_one", lambda self, known, identity: repairing.RepairOutcome(known, FAILED, (busy,)))
     outcomes = Repairer({}, (), {}).repair(attachments.list_cached(str(tmp_path)))
     assert [outcome.state for outcome in outcomes] == [FAILED, UNTRIED, UNTRIED]
