@@ -58,7 +58,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Pool:
+class ClusterPool:
     """A pool with its numbers."""
 
     name: str
@@ -125,7 +125,7 @@ class Cluster:
 
     has_space: bool
     epoch: str
-    pools: tuple[Pool, ...]
+    pools: tuple[ClusterPool, ...]
     nodes: tuple[NodeEntry, ...]
     blocks: tuple[Block, ...]
     findings: tuple[ClusterFault, ...]
@@ -196,8 +196,8 @@ def _local_block(fields: Fields) -> LocalBlock:
     )
 
 
-def _pool(fields: Fields) -> Pool:
-    return Pool(
+def _pool(fields: Fields) -> ClusterPool:
+    return ClusterPool(
         name=fields.string("name"),
         mode=fields.string("mode"),
         cidrs=tuple(map(ip_network, fields.strings("cidrs"))),

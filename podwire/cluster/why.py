@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from podwire.cluster.answers import Cluster, LocalBlock, LocalReport, Pool, Version
+from podwire.cluster.answers import Cluster, ClusterPool, LocalBlock, LocalReport, Version
 from podwire.output import plural
 
 GRANTED = "granted"
@@ -153,7 +153,7 @@ def _add_pools(answer: Explanation, node: str, local: LocalReport, cluster: Clus
                 answer.reasons.append(_describe_exhausted_pool(pool, version, cluster))
 
 
-def _may_need_block(node: str, local: LocalReport, pool: Pool, version: Version) -> bool:
+def _may_need_block(node: str, local: LocalReport, pool: ClusterPool, version: Version) -> bool:
     """Returns whether a node may need another block; False if this node does not use the pool or has free addresses."""
     if node != local.node:
         return True
@@ -168,12 +168,12 @@ def _may_need_block(node: str, local: LocalReport, pool: Pool, version: Version)
     )
 
 
-def _describe_blocks_of_pool(pool: Pool) -> str:
+def _describe_blocks_of_pool(pool: ClusterPool) -> str:
     texts = (f"{item.claimed} of {item.total} IPv{item.version} blocks claimed" for item in pool.versions)
     return ", ".join(texts)
 
 
-def _describe_exhausted_pool(pool: Pool, version: Version, cluster: Cluster) -> Reason:
+def _describe_exhausted_pool(pool: ClusterPool, version: Version, cluster: Cluster) -> Reason:
     owners = Counter(
         block.owner_name
         for block in cluster.blocks

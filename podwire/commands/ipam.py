@@ -18,7 +18,7 @@ from podwire.node.dhcp_leases import DhcpLease, LeaseState
 from podwire.node.inspection import read_snapshot
 from podwire.node.records import Directories, Reservation
 from podwire.node.release import ReleaseOutcome
-from podwire.node.reservations import Entry, ReservationFault, ReservationState
+from podwire.node.reservations import ListedReservation, ReservationFault, ReservationState
 from podwire.node.snapshot import Snapshot
 from podwire.output import Cell, Text
 
@@ -143,7 +143,7 @@ def _lease_row(lease: DhcpLease, pod: str) -> list[Text]:
     ]
 
 
-def _row(line: Entry) -> list[Text]:
+def _row(line: ListedReservation) -> list[Text]:
     return [
         line.address,
         line.network,

@@ -25,7 +25,7 @@ from podwire.command import Context, Status, UsageError, exit_status
 from podwire.commands.show import places
 from podwire.node import reservations
 from podwire.node.inspection import read_snapshot
-from podwire.node.reservations import Entry, ReservationState
+from podwire.node.reservations import ListedReservation, ReservationState
 from podwire.node.snapshot import Snapshot
 from podwire.output import Cell, Text, plural
 
@@ -158,7 +158,7 @@ def _place(address: Address, local: LocalReport, cluster: Cluster | None, owned:
     return {"pool": pool.name, "block": str(block), "node": "", "nodeName": ""}
 
 
-def _is_of(entry: Entry, address: Address, networks: set[str]) -> bool:
+def _is_of(entry: ListedReservation, address: Address, networks: set[str]) -> bool:
     """Returns whether an entry is a reservation of the address in one of the networks that have pools."""
     try:
         is_same = ip_address(entry.address) == address
@@ -167,7 +167,9 @@ def _is_of(entry: Entry, address: Address, networks: set[str]) -> bool:
     return is_same and entry.network in networks and entry.state is not ReservationState.LAST
 
 
-def _print_who(context: Context, document: dict[str, object], owned: Block | None, entry: Entry | None) -> None:
+def _print_who(
+    context: Context, document: dict[str, object], owned: Block | None, entry: ListedReservation | None
+) -> None:
     out = context.out
     out.print(f"{document['address']}: pool {document['pool'] or '(none)'}, block {document['block']}")
     if not document["node"]:

@@ -11,14 +11,14 @@ from itertools import product
 from cni.address import with_prefix
 from plugins.bridge.addresses import is_conflict
 from podwire.lint.entry import PluginEntry
-from podwire.lint.ranges import Pool
+from podwire.lint.ranges import NetworkRange
 
 _MAX_COMPARED = 10  # earlier networks: more conflicts would only repeat the same finding
 
 
-def check(items: Sequence[PluginEntry], pools: Sequence[Pool]) -> None:
+def check(items: Sequence[PluginEntry], pools: Sequence[NetworkRange]) -> None:
     """Adds findings about contradictory settings of two networks; each network is compared with the first ten."""
-    ranges: dict[PluginEntry, list[Pool]] = {}
+    ranges: dict[PluginEntry, list[NetworkRange]] = {}
     for pool in pools:
         ranges.setdefault(pool.item, []).append(pool)
     sharing: dict[str, list[PluginEntry]] = {}
@@ -40,7 +40,7 @@ def pairs(items: Sequence[PluginEntry]) -> Iterator[tuple[PluginEntry, PluginEnt
                 yield one, two
 
 
-def _check_shared(one: PluginEntry, two: PluginEntry, ranges: Mapping[PluginEntry, Sequence[Pool]]) -> None:
+def _check_shared(one: PluginEntry, two: PluginEntry, ranges: Mapping[PluginEntry, Sequence[NetworkRange]]) -> None:
     where = f'network "{one.network}" in {one.json_object.source.path}'
     mtus = one.get("mtu") or 0, two.get("mtu") or 0
     if mtus[0] != mtus[1]:

@@ -21,7 +21,7 @@ _SMALL = 4  # a range with this many addresses or fewer is suspicious
 
 
 @dataclass(frozen=True)
-class Pool:
+class NetworkRange:
     """A range of a network, and the key of its subnet."""
 
     item: PluginEntry
@@ -34,7 +34,7 @@ class Pool:
         return f'network "{self.item.network}" in {self.item.json_object.source.path}'
 
 
-def check(item: PluginEntry) -> tuple[Pool, ...]:
+def check(item: PluginEntry) -> tuple[NetworkRange, ...]:
     """Checks and returns the ranges of one plugin's IPAM; those in the runtime's request are unknown."""
     if not item.ipam or item.ipam.name != "host-local":
         return ()
@@ -48,13 +48,13 @@ def check(item: PluginEntry) -> tuple[Pool, ...]:
             number = plural(range_set.size, "address") if range_set.size else "no address"
             hint = "each pod needs one; a /24 has 253"
             (item.note if range_set.size else item.error)(paths[0], f"{number} to allocate in {range_set}", hint)
-        pools += [Pool(item, path, one) for path, one in zip(paths, range_set.ranges, strict=False)]
+        pools += [NetworkRange(item, path, one) for path, one in zip(paths, range_set.ranges, strict=False)]
     for pool in pools:
         _check_one(pool)
     return tuple(pools)
 
 
-def check_all(pools: Sequence[Pool]) -> None:
+def check_all(pools: Sequence[NetworkRange]) -> None:
     """Adds findings about networks that allocate the same addresses; within one network host-local refuses that."""
     for one, two in _overlapping_pairs(pools):
         if overlap(one.range, two.range):
@@ -66,7 +66,7 @@ def check_all(pools: Sequence[Pool]) -> None:
             two.item.warn(two.path, text, "set a separate subnet for each bridge: the node has one route to a subnet")
 
 
-def _overlapping_pairs(pools: Sequence[Pool]) -> Iterator[tuple[Pool, Pool]]:
+def _overlapping_pairs(pools: Sequence[NetworkRange]) -> Iterator[tuple[NetworkRange, NetworkRange]]:
     """Yields pairs of ranges of different networks whose subnets overlap; each with the first ten before it.
 
     The subnets are sorted by their first address, so that each is compared only with those that have not ended there.
@@ -85,7 +85,7 @@ def _overlapping_pairs(pools: Sequence[Pool]) -> Iterator[tuple[Pool, Pool]]:
             yield pools[one], pools[two]
 
 
-def _check_one(pool: Pool) -> None:
+def _check_one(pool: NetworkRange) -> None:
     item, subnet, gateway = pool.item, pool.range.subnet, pool.range.gateway
     key = pool.path.rpartition(".")[0] + ".gateway"
     if gateway.version == subnet.version == 6 and gateway.is_link_local:

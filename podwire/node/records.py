@@ -79,7 +79,7 @@ class Reservation:
 
 
 @dataclass(frozen=True)
-class Pool:
+class HostLocalStore:
     """host-local's store of one network.
 
     `last_reserved` is the last address of each range set, after which the next search starts. `foreign` are names of
@@ -115,7 +115,7 @@ class Records:
     files: tuple[NetworkFile, ...]
     networks: Mapping[str, Network]
     cached: tuple[CachedAttachment, ...]
-    pools: tuple[Pool, ...]
+    pools: tuple[HostLocalStore, ...]
     unread: tuple[str, ...] = ()
     is_cache_complete: bool = True
     backups: tuple[tuple[str, str, Attachment], ...] = ()
@@ -194,7 +194,7 @@ def _unread_cache(cache_dir: str, known: Iterable[CachedAttachment]) -> list[str
     return [f"{paths[0]}{more}: cannot be read as an attachment (truncated, or from before CNI 0.8)"] if paths else []
 
 
-def _missing_cache(cache_dir: str, pools: Iterable[Pool]) -> list[str]:
+def _missing_cache(cache_dir: str, pools: Iterable[HostLocalStore]) -> list[str]:
     """Returns a description of a cache that is missing although addresses are reserved for pods, [] if it exists."""
     directory = attachments.results_dir(cache_dir)
     items = (item for pool in pools for item in pool.reservations)
@@ -217,7 +217,7 @@ def _backups(used: Iterable[Network], unread: list[str]) -> Iterable[tuple[str, 
             continue  # not a valid path
 
 
-def _pools(used: Iterable[Network], default: str, unread: list[str]) -> tuple[Pool, ...]:
+def _pools(used: Iterable[Network], default: str, unread: list[str]) -> tuple[HostLocalStore, ...]:
     """Reads the stores of the networks, and all others in the same directories: a network's file may be missing."""
     ranges: dict[tuple[str, str], tuple[RangeSet, ...]] = {}
     directories = {default: None}
@@ -244,11 +244,11 @@ def _by_name(item: tuple[tuple[str, str], object]) -> tuple[str, str]:
     return network, data_dir
 
 
-def _pool(data_dir: str, network: str, sets: tuple[RangeSet, ...], unread: list[str]) -> Pool | None:
+def _pool(data_dir: str, network: str, sets: tuple[RangeSet, ...], unread: list[str]) -> HostLocalStore | None:
     store = Store(data_dir, network)
     try:
         if not store.exists():
-            return Pool(data_dir, network, range_sets=sets) if sets else None
+            return HostLocalStore(data_dir, network, range_sets=sets) if sets else None
         files = listing.list_reservations(store)
         last, foreign = listing.read_other_files(store)
         if any(file.unreadable for file in files):
@@ -261,7 +261,7 @@ def _pool(data_dir: str, network: str, sets: tuple[RangeSet, ...], unread: list[
     except OSError as error:
         unread.append(f"the addresses in {store.directory}: {error.strerror}")
         return None
-    return Pool(data_dir, network, reservations, last, tuple(foreign), sets)
+    return HostLocalStore(data_dir, network, reservations, last, tuple(foreign), sets)
 
 
 def _is_before_boot(file: ReservationFile, origin: Origin) -> bool:

@@ -15,7 +15,7 @@ from cni.address import Address
 from cni.conf import Attachment
 from ipam.host_local import listing
 from podwire.node.model import NO_ATTACHMENT, AttachmentState, Pod, short_id
-from podwire.node.records import Pool, Reservation
+from podwire.node.records import HostLocalStore, Reservation
 from podwire.node.snapshot import Snapshot
 from podwire.output import format_time
 
@@ -38,7 +38,7 @@ class ReservationState(StrEnum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedReservation:
     """A file of a store, as `podwire ipam list` prints it; `since` is in ns since the epoch, 0 if unknown."""
 
     address: str
@@ -91,14 +91,14 @@ class ReservationFault:
         }
 
 
-def entries(snapshot: Snapshot, network: str = "") -> Iterator[Entry]:
+def entries(snapshot: Snapshot, network: str = "") -> Iterator[ListedReservation]:
     """Yields the files in the stores of a network, or of all networks."""
     for pool in _pools(snapshot, network):
         for item in pool.reservations:
             pods = snapshot.pods_of(item.network, item.attachment) if item.has_container else []
             pod = next((pod.pod for pod in pods if pod.pod), "")
             attachment = item.attachment if item.file.owner else NO_ATTACHMENT
-            yield Entry(
+            yield ListedReservation(
                 item.file.name,
                 item.network,
                 item.data_dir,
@@ -109,7 +109,7 @@ def entries(snapshot: Snapshot, network: str = "") -> Iterator[Entry]:
                 item.before_boot,
             )
         for address in pool.last_reserved.values():
-            yield Entry(address, pool.network, pool.data_dir, ReservationState.LAST)
+            yield ListedReservation(address, pool.network, pool.data_dir, ReservationState.LAST)
 
 
 def unproven_owners(snapshot: Snapshot, network: str = "") -> Iterator[str]:
@@ -181,11 +181,11 @@ def _running(snapshot: Snapshot) -> list[Pod]:
     return [pod for pod in snapshot.pods if not pod.leaked and pod.state is not AttachmentState.NO_CACHE]
 
 
-def _pools(snapshot: Snapshot, network: str) -> Iterator[Pool]:
+def _pools(snapshot: Snapshot, network: str) -> Iterator[HostLocalStore]:
     return (pool for pool in snapshot.records.pools if network in ("", pool.network))
 
 
-def _gone(snapshot: Snapshot, pool: Pool) -> Iterator[ReservationFault]:
+def _gone(snapshot: Snapshot, pool: HostLocalStore) -> Iterator[ReservationFault]:
     for item in pool.reservations:
         if state_of(snapshot, item) is ReservationState.GONE:
             description = f"{item.file.name} is reserved for {_name(item.attachment)}, which is no longer running"
@@ -193,7 +193,7 @@ def _gone(snapshot: Snapshot, pool: Pool) -> Iterator[ReservationFault]:
             yield ReservationFault("gone", pool.network, item.file.name, description, fix)
 
 
-def _foreign(snapshot: Snapshot, pool: Pool) -> Iterator[ReservationFault]:
+def _foreign(snapshot: Snapshot, pool: HostLocalStore) -> Iterator[ReservationFault]:
     directory = pool.store().directory
     for name in pool.foreign:
         path = quote(f"{directory}/{name}")
@@ -211,7 +211,7 @@ def _foreign(snapshot: Snapshot, pool: Pool) -> Iterator[ReservationFault]:
             yield ReservationFault("foreign", pool.network, name, description, fix)
 
 
-def _full(snapshot: Snapshot, pool: Pool) -> Iterator[ReservationFault]:
+def _full(snapshot: Snapshot, pool: HostLocalStore) -> Iterator[ReservationFault]:
     for range_set in pool.range_sets:
         in_use = pool.in_use(range_set)
         if in_use * 100 < range_set.size * _FULL_PERCENT:
@@ -225,7 +225,7 @@ def _full(snapshot: Snapshot, pool: Pool) -> Iterator[ReservationFault]:
         yield ReservationFault("full", pool.network, "", description, fix)
 
 
-def _index(pool: Pool) -> Iterator[ReservationFault]:
+def _index(pool: HostLocalStore) -> Iterator[ReservationFault]:
     store = pool.store()
     try:
         wrong = listing.list_unindexed(store)
@@ -239,7 +239,7 @@ def _index(pool: Pool) -> Iterator[ReservationFault]:
         )
 
 
-def _owned_by_another(pod: Pod, address: Address, pools: Iterable[Pool]) -> Iterator[ReservationFault]:
+def _owned_by_another(pod: Pod, address: Address, pools: Iterable[HostLocalStore]) -> Iterator[ReservationFault]:
     same_address = (item for pool in pools for item in pool.reservations if item.address == address)
     reservations = [item for item in same_address if not item.file.residue]
     expected = (pod.attachment, Attachment(pod.attachment.container_id, ""))

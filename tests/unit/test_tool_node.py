@@ -17,7 +17,7 @@ from podwire.attachments import CachedAttachment
 from podwire.networks import Network
 from podwire.node.leaks import find_leaks
 from podwire.node.links import Kernel, NetworkNamespace, _inode
-from podwire.node.records import Directories, Pool, Records, Reservation
+from podwire.node.records import Directories, HostLocalStore, Records, Reservation
 from podwire.node.release import refusal_reason
 from podwire.node.reservations import ReservationState, findings, state_of
 from podwire.node.rules import Rules
@@ -50,7 +50,7 @@ def reserved(name, owner, *, old=True, before_boot=False):
 
 
 def create_snapshot(*, cached=None, reservations=(), kernel=None, rules=(), is_complete=True):
-    pool = Pool("/d", "net", tuple(reservations))
+    pool = HostLocalStore("/d", "net", tuple(reservations))
     records = Records((), {"net": NET}, (known(),) if cached is None else tuple(cached), (pool,), (), is_complete)
     seen = kernel or Kernel(HOST, {}, {POD.path: POD})
     return Snapshot(records, seen, Rules(tuple(rules)), "/nonexistent")
