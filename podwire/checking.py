@@ -41,7 +41,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckOutcome:
     """The outcome of CHECK for one attachment: failures, and warnings that passing plugins printed.
 
     `foreign` lists plugins of other vendors, whose CHECK was not run. `skipped` is the configuration's reason for not
@@ -63,11 +63,11 @@ class Checker:
         self._env = dict(env)
         self._path = path
         self._owners: dict[str, Owners] = {}
-        self._verdicts: dict[str, Verdict] = {}
+        self._verdicts: dict[str, CheckOutcome] = {}
         lockless = replace(HOST_LOCAL, cmd_check=partial(_check_reservation, self))
         self._delegates = {**plugins, HOST_LOCAL.name: lockless}
 
-    def check(self, one: CachedAttachment) -> Verdict:
+    def check(self, one: CachedAttachment) -> CheckOutcome:
         """Runs CHECK of each plugin, up to a failure that is not about rules: later plugins depend on that plugin.
 
         An attachment is checked once: another call returns the first verdict.
@@ -76,10 +76,10 @@ class Checker:
             self._verdicts[one.path] = self._check(one)
         return self._verdicts[one.path]
 
-    def _check(self, one: CachedAttachment) -> Verdict:
+    def _check(self, one: CachedAttachment) -> CheckOutcome:
         skipped, unseen = _obstacle(one)
         if skipped or unseen:
-            return Verdict(skipped=skipped, unseen=unseen)
+            return CheckOutcome(skipped=skipped, unseen=unseen)
         assert one.network is not None
         failures: list[Failure] = []
         remarks: list[str] = []
@@ -102,8 +102,8 @@ class Checker:
                 if not failures[-1].only_rules:
                     break
         if failures and attachments.read(one.path) is None:
-            return Verdict(skipped="they were deleted meanwhile")
-        return Verdict(tuple(failures), tuple(remarks), tuple(foreign))
+            return CheckOutcome(skipped="they were deleted meanwhile")
+        return CheckOutcome(tuple(failures), tuple(remarks), tuple(foreign))
 
     def build_call(
         self, command: str, attachment: Attachment | None, stdin: object, *, known: CachedAttachment | None = None

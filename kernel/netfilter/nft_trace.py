@@ -60,7 +60,7 @@ class Tuple(NamedTuple):
         return Tuple(self.protocol, self.destination, self.port, self.source, self.source_port)
 
 
-class Event(NamedTuple):
+class TraceEvent(NamedTuple):
     """An event of the trace: a chain's rule or policy evaluated packet `packet_id`, with a verdict.
 
     `kind` is POLICY, RETURNED or RULE; `verdict` is DROP, ACCEPT and so on; `target` is the chain of a jump; `mark` is
@@ -156,9 +156,9 @@ class Tracer:
         """Returns the descriptor that is readable when events have arrived."""
         return self._events.fileno()
 
-    def read(self) -> list[Event]:
+    def read(self) -> list[TraceEvent]:
         """Returns the events that have arrived, without those of the trace's own rules; raises KernelError."""
-        events: list[Event] = []
+        events: list[TraceEvent] = []
         with stdlib_socket.socket(fileno=os.dup(self.fileno())) as events_socket:
             while wait_readable([self.fileno()], 0):
                 try:
@@ -185,7 +185,7 @@ def delete_stale(socket: NftSocket) -> int:
     return number
 
 
-def _parse(data: bytes) -> Iterator[Event]:
+def _parse(data: bytes) -> Iterator[TraceEvent]:
     for number, _, _, body in messages(data):
         if number != _TRACE:
             continue
@@ -194,7 +194,7 @@ def _parse(data: bytes) -> Iterator[Event]:
         verdict = get("NFTA_TRACE_VERDICT")
         code = verdict.get_attr("NFTA_VERDICT_CODE") if verdict else get("NFTA_TRACE_POLICY")
         target = (verdict and verdict.get_attr("NFTA_VERDICT_CHAIN")) or ""
-        event = Event(
+        event = TraceEvent(
             get("NFTA_TRACE_ID") or 0,
             message["family"],
             get("NFTA_TRACE_TABLE") or "",

@@ -12,7 +12,7 @@ from podwire.command import Context, add_bin_dir, add_cache_dir, add_conf_dir, a
 from podwire.networks import Network
 from podwire.verbs import explain, printing, target
 from podwire.verbs.invoke import PodArgs, execute
-from podwire.verbs.network_list import Runtime
+from podwire.verbs.network_list import PluginRunner
 from podwire.verbs.planning import planning
 
 # Parts of the descriptions.
@@ -74,7 +74,7 @@ def add_attachment_arguments(parser: ArgumentParser) -> None:
     add_attachment_options(parser)
 
 
-def build_runtime(context: Context, options: Namespace, *, dry_run: bool = False) -> Runtime:
+def build_runtime(context: Context, options: Namespace, *, dry_run: bool = False) -> PluginRunner:
     """Blocks signals and returns the Runtime that the options describe; with `dry_run` it changes nothing."""
     skel.block_signals()
     report = partial(printing.print_plan if dry_run else printing.print_step, context.out)
@@ -82,7 +82,7 @@ def build_runtime(context: Context, options: Namespace, *, dry_run: bool = False
     if getattr(options, "explain", False) and not dry_run:
         serve, report = explain.execute_with_log, partial(explain.print_explained, context.out)
     path = bin_dirs(context, options)
-    return Runtime(path, context.env, options.cache_dir, serve, report, writes=not dry_run)
+    return PluginRunner(path, context.env, options.cache_dir, serve, report, writes=not dry_run)
 
 
 def build_pod(context: Context, options: Namespace, known: CachedAttachment | None) -> PodArgs:
@@ -131,7 +131,7 @@ def print_header(context: Context, network: Network, pod: PodArgs) -> None:
 
 def print_outcome(
     context: Context,
-    runtime: Runtime,
+    runtime: PluginRunner,
     network: Network,
     pod: PodArgs,
     result: object = None,

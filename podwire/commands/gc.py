@@ -20,7 +20,7 @@ from podwire.node.reservations import ReservationState, state_of
 from podwire.output import plural
 from podwire.verbs import network_list, running_attachments
 from podwire.verbs.invoke import PodArgs
-from podwire.verbs.network_list import Runtime
+from podwire.verbs.network_list import PluginRunner
 from podwire.verbs.running_attachments import RunningAttachments
 
 _LISTED = 5  # released addresses
@@ -89,7 +89,7 @@ def _print_counts(context: Context, running: RunningAttachments, number: int, go
 
 
 def _run_gc(
-    context: Context, runtime: Runtime, network: Network, running: RunningAttachments, *, dry_run: bool
+    context: Context, runtime: PluginRunner, network: Network, running: RunningAttachments, *, dry_run: bool
 ) -> list[str]:
     """Runs GC of the plugins, and releases the addresses for those without it; returns these addresses."""
     without_gc = network_list.gc(runtime, network, running.valid)

@@ -11,7 +11,7 @@ from podwire.commands.version import supported_versions
 from podwire.networks import Network
 from podwire.output import Cell
 from podwire.verbs import network_list
-from podwire.verbs.network_list import Runtime
+from podwire.verbs.network_list import PluginRunner
 
 
 def _status(context: Context, options: Namespace) -> Status:
@@ -36,7 +36,7 @@ def _status(context: Context, options: Namespace) -> Status:
     return Status.FINE if fine else Status.WRONG
 
 
-def _run_status(context: Context, runtime: Runtime, network: Network) -> dict[str, object]:
+def _run_status(context: Context, runtime: PluginRunner, network: Network) -> dict[str, object]:
     """Runs STATUS of one network's plugins, VERSION of those without STATUS; returns the JSON report."""
     runtime.done.clear()
     context.out.print(Cell(f"network {network.name}", "bold"), f"cniVersion {network.version}", network.path)

@@ -15,7 +15,7 @@ from attachment.presence import Presence
 from plugins.portmap.pod_route import WrongRouteError
 from plugins.portmap.port_conflicts import ShadowedError
 from podwire.attachments import CachedAttachment
-from podwire.checking import LIMIT_S, NETNS_NOT_VISIBLE, Failure, Verdict
+from podwire.checking import LIMIT_S, NETNS_NOT_VISIBLE, CheckOutcome, Failure
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Node
 from podwire.doctor.pods import attachment_key
@@ -74,7 +74,7 @@ class _Tally:
     reported: dict[tuple[str, str], int] = field(default_factory=dict)
     remarks: dict[tuple[str, str], None] = field(default_factory=dict)
 
-    def add(self, verdict: Verdict) -> None:
+    def add(self, verdict: CheckOutcome) -> None:
         """Counts one attachment."""
         self.checked += not (verdict.unseen or verdict.skipped)
         if verdict.unseen:
@@ -88,7 +88,7 @@ def _look(node: Node) -> Iterator[Finding]:
     end = time.monotonic() + LIMIT_S
     tally = _Tally()
     for one in node.running:
-        verdict = Verdict(unseen="time was up") if time.monotonic() > end else _verdict(node, one)
+        verdict = CheckOutcome(unseen="time was up") if time.monotonic() > end else _verdict(node, one)
         tally.add(verdict)
         tally.remarks |= dict.fromkeys((one.network_name, line) for line in verdict.remarks)
         for finding in _findings(node, one, verdict):
@@ -124,13 +124,13 @@ def _remark_fix(node: Node, network: str, line: str) -> str:
     return node.command("repair", network) if "podwire repair" in line else ""
 
 
-def _verdict(node: Node, one: CachedAttachment) -> Verdict:
+def _verdict(node: Node, one: CachedAttachment) -> CheckOutcome:
     if one.netns and node.presence(one) is not Presence.HERE:
-        return Verdict(unseen=NETNS_NOT_VISIBLE)
+        return CheckOutcome(unseen=NETNS_NOT_VISIBLE)
     return node.checker.check(one)
 
 
-def _findings(node: Node, one: CachedAttachment, verdict: Verdict) -> Iterator[Finding]:
+def _findings(node: Node, one: CachedAttachment, verdict: CheckOutcome) -> Iterator[Finding]:
     """Yields the findings about an attachment; all its missing rules are one finding."""
     missing_rules: list[Finding] = []
     for failure in verdict.failures:

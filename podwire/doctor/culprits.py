@@ -23,7 +23,7 @@ from podwire.doctor.pods import VethPod
 from podwire.doctor.probes import Happening
 from podwire.node.rule_owners import ADMINISTRATOR, PODWIRE, is_decision, owner_of
 from podwire.predictions.conditions import Conditions, conditions_of
-from podwire.predictions.evaluation import Event, Fate, traverse_chain
+from podwire.predictions.evaluation import Fate, PacketEvent, traverse_chain
 from podwire.predictions.permissions import Pods, is_preceded_by_permission
 from process.values import replace
 
@@ -45,7 +45,7 @@ class Culprit:
     `pods` are all pods whose packets were predicted.
     """
 
-    event: Event
+    event: PacketEvent
     ruleset: Ruleset
     pods: tuple[VethPod, ...]
     happenings: list[Happening] = field(default_factory=list)
@@ -192,7 +192,7 @@ def _is_podwires(rule: FilterRule) -> bool:
     return owner_of(rule.chain, rule) == PODWIRE
 
 
-def owner_of_event(event: Event) -> str:
+def owner_of_event(event: PacketEvent) -> str:
     """Returns the owner of the rule, or of the jump that leads to it; "" if it is unknown."""
     if owner := owner_of(event.chain, event.rule):
         return owner

@@ -17,7 +17,7 @@ from cni.errors import CniError
 from podwire.doctor.finding import Check, Finding, Severity
 from podwire.doctor.packets import Packets
 from podwire.doctor.undo import Undo
-from podwire.doctor.verdict import Findings, Trial, shorten
+from podwire.doctor.verdict import Findings, FixTrial, shorten
 from podwire.output import Cell, Output, plural
 from process import child, signals
 from process.child import Command, Outcome
@@ -124,7 +124,7 @@ class _Repair:
             with signals.ignored():
                 self._print(Cell(f"{self._undo(undo)}: the state after it cannot be read: {error}", "bad"))
             return self._check()
-        verdict = Trial(check, finding, command, before, after, findings, now).judge()
+        verdict = FixTrial(check, finding, command, before, after, findings, now).judge()
         if verdict.is_kept:
             self._print(f"kept: {verdict.reason}")
             return now

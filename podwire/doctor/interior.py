@@ -26,7 +26,7 @@ from podwire.doctor.node import Node
 from podwire.doctor.pods import VethPod, list_pods, remote_addresses
 from podwire.facts.network import NetworkFacts
 from podwire.output import plural
-from podwire.predictions.evaluation import INPUT, OUTPUT, PREROUTING, Event, Fate, traverse
+from podwire.predictions.evaluation import INPUT, OUTPUT, PREROUTING, Fate, PacketEvent, traverse
 from podwire.predictions.obstacles import ARP_OFF, PERHAPS, list_namespace_obstacles, list_obstacles
 from process.values import replace
 
@@ -172,7 +172,7 @@ class _Inspection:
     def _listens(self, protocol: int, port: int) -> bool:
         return any((one.protocol, one.port) == (protocol, port) for one in self._interior.list_listeners({protocol}))
 
-    def _describe(self, event: Event, effect: str) -> str:
+    def _describe(self, event: PacketEvent, effect: str) -> str:
         what = f"the rule with handle {event.rule.handle}" if event.rule else "the policy"
         packet = event.packet
         service = (
@@ -181,7 +181,7 @@ class _Inspection:
         where = "that it sends" if packet.oif else "that it gets"
         return f"{what} of chain {event.chain} in the pod {effect} packets {where}{service}"
 
-    def _rule_fix(self, event: Event) -> str:
+    def _rule_fix(self, event: PacketEvent) -> str:
         """Returns advice: what is inside a pod is its software's."""
         chain = event.chain
         place = f"{FAMILY_NAMES.get(chain.family, '')} {quote(chain.table)} {quote(chain.name)}"

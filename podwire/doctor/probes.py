@@ -21,7 +21,7 @@ from podwire.predictions.evaluation import (
     OUTPUT,
     POSTROUTING,
     PREROUTING,
-    Event,
+    PacketEvent,
     Traversal,
     list_services,
     traverse,
@@ -53,7 +53,7 @@ TO_OTHERS, TO_LAN, REPLIES, TO_NODE, FROM_NODE, BETWEEN, PUBLISHED, LOCALLY, RES
 class Happening:
     """An event, with the pod and the kind of packets that it happens to; `service` is "tcp 443", or ""."""
 
-    event: Event
+    event: PacketEvent
     pod: VethPod
     label: str
     service: str = ""
@@ -139,7 +139,7 @@ class Prediction:
             self._services_by_version[packet.version] = services
         return self._services_by_version[packet.version]
 
-    def _leaving(self, pod: VethPod, packet: Packet, uplink: str) -> Iterator[Event]:
+    def _leaving(self, pod: VethPod, packet: Packet, uplink: str) -> Iterator[PacketEvent]:
         steps = _Steps(packet)
         yield from self._arriving(steps, pod)
         yield from steps.run(lambda one: traverse(self._rules, one, PREROUTING))
@@ -149,7 +149,7 @@ class Prediction:
         yield from steps.run(lambda one: traverse(self._rules, replace(one, iif="", oif=uplink), POSTROUTING))
         yield from steps.run(lambda one: traverse_device(self._rules, one, EGRESS, uplink))
 
-    def _arriving(self, steps: _Steps, pod: VethPod) -> Iterator[Event]:
+    def _arriving(self, steps: _Steps, pod: VethPod) -> Iterator[PacketEvent]:
         """Yields the events before a pod's packet leaves its bridge for the host."""
         veth = pod.host_veth.name if pod.host_veth else ""
         gate = steps.packet.iif
@@ -159,7 +159,7 @@ class Prediction:
                 yield from steps.run(lambda one, hook=hook: self._on_bridge(one, hook, veth, ""))
             yield from steps.run(lambda one: traverse_device(self._rules, one, INGRESS, gate))
 
-    def _departing(self, steps: _Steps, pod: VethPod) -> Iterator[Event]:
+    def _departing(self, steps: _Steps, pod: VethPod) -> Iterator[PacketEvent]:
         """Yields the events after the host has sent a packet to a pod."""
         veth = pod.host_veth.name if pod.host_veth else ""
         gate = pod.gate.name if pod.gate else ""
@@ -173,7 +173,7 @@ class Prediction:
         outcome = traverse(self._rules, replace(packet, iif=iif, oif=oif), hook, bridge=True)
         return replace(outcome, packet=replace(outcome.packet, iif=packet.iif, oif=packet.oif))
 
-    def _returning(self, pod: VethPod, sent: Packet, uplink: str) -> Iterator[Event]:
+    def _returning(self, pod: VethPod, sent: Packet, uplink: str) -> Iterator[PacketEvent]:
         gate = sent.iif
         public = node_address(self._node, sent.version)
         reply = replace(
@@ -231,13 +231,13 @@ class Prediction:
             mtus.append(int(self._node.sysctl(f"ipv6/conf/{link.name}/mtu") or link.mtu))
         return min(mtus, default=_ANY_MTU)
 
-    def _into_node(self, pod: VethPod, packet: Packet) -> Iterator[Event]:
+    def _into_node(self, pod: VethPod, packet: Packet) -> Iterator[PacketEvent]:
         steps = _Steps(packet)
         yield from self._arriving(steps, pod)
         for hook in (PREROUTING, INPUT):
             yield from steps.run(lambda one, hook=hook: traverse(self._rules, one, hook))
 
-    def _out_of_node(self, pod: VethPod, packet: Packet) -> Iterator[Event]:
+    def _out_of_node(self, pod: VethPod, packet: Packet) -> Iterator[PacketEvent]:
         steps = _Steps(packet)
         for hook in (OUTPUT, POSTROUTING):
             yield from steps.run(lambda one, hook=hook: traverse(self._rules, one, hook))
@@ -254,7 +254,7 @@ class Prediction:
             packet = _with_service(replace(first, destination=address, destination_mac=other.mac_bytes), service)
             yield from _label(self._bridged(packet, pod, other), pod, BETWEEN, service)
 
-    def _bridged(self, packet: Packet, pod: VethPod, other: VethPod) -> Iterator[Event]:
+    def _bridged(self, packet: Packet, pod: VethPod, other: VethPod) -> Iterator[PacketEvent]:
         steps, gate = _Steps(packet), packet.iif
         source = pod.host_veth.name if pod.host_veth else ""
         target = other.host_veth.name if other.host_veth else ""
@@ -302,7 +302,9 @@ class Prediction:
                 local_events = _Steps(local_packet).run(lambda one: traverse(self._rules, one, OUTPUT))
                 yield from (Happening(event, pod, LOCALLY, _text(port), port) for event in local_events)
 
-    def _arriving_at_port(self, pod: VethPod, packet: Packet, address: Address, port: HostPort) -> Iterator[Event]:
+    def _arriving_at_port(
+        self, pod: VethPod, packet: Packet, address: Address, port: HostPort
+    ) -> Iterator[PacketEvent]:
         steps = _Steps(packet)
         yield from steps.run(lambda one: traverse_device(self._rules, one, INGRESS, one.iif))
         yield from steps.run(lambda one: traverse(self._rules, one, PREROUTING))
@@ -326,7 +328,7 @@ class _Steps:
         self.packet = packet
         self.is_over = False
 
-    def run(self, hook: object) -> list[Event]:
+    def run(self, hook: object) -> list[PacketEvent]:
         """Applies a hook; returns its events."""
         if self.is_over or not callable(hook):
             return []
@@ -347,7 +349,7 @@ def _with_service(packet: Packet, service: tuple[int, int]) -> Packet:
     return replace(packet, protocol=protocol, port=port or None)
 
 
-def _label(events: Iterable[Event], pod: VethPod, label: str, service: tuple[int, int]) -> Iterator[Happening]:
+def _label(events: Iterable[PacketEvent], pod: VethPod, label: str, service: tuple[int, int]) -> Iterator[Happening]:
     protocol, port = service
     text = f"{_BY_NAME.get(protocol, protocol)} {port}" if port else "ping" if protocol == ICMP else ""
     yield from (Happening(event, pod, label, text) for event in events)

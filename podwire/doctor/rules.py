@@ -27,7 +27,7 @@ from podwire.node.programs import find_program, get_output_lines
 from podwire.node.rule_owners import ADMINISTRATOR, PODWIRE
 from podwire.output import plural
 from podwire.predictions.conditions import conditions_of
-from podwire.predictions.evaluation import FORWARD, Event, Fate
+from podwire.predictions.evaluation import FORWARD, Fate, PacketEvent
 
 _GROUP = "packet filter"
 LEGACY = "iptables-legacy"  # a value of `Finding.objects`
@@ -279,7 +279,7 @@ def _fault(culprit: Culprit) -> Fault:
     return _DROPS if event.rule else _POLICY
 
 
-def _what(event: Event) -> str:
+def _what(event: PacketEvent) -> str:
     word = _WORDS.get(event.action.kind, event.action.kind)
     if event.fate is Fate.PARTLY:
         word += " some of the"

@@ -22,14 +22,14 @@ _ON_NODE = ("gateway", "pod-to-pod", "node-to-pod")
 _MOST_NAMED = 3
 
 
-class Verdict(NamedTuple):
+class FixVerdict(NamedTuple):
     """A verdict: whether a command is kept, and the reason."""
 
     is_kept: bool
     reason: str
 
 
-class Trial(NamedTuple):
+class FixTrial(NamedTuple):
     """A command that was run for a finding of a check, with the packets and the findings before it and after it."""
 
     check: Check
@@ -40,22 +40,22 @@ class Trial(NamedTuple):
     findings_before: Findings
     findings_after: Findings
 
-    def judge(self) -> Verdict:
+    def judge(self) -> FixVerdict:
         """Returns whether the command is kept."""
         if opened := self._opened():
-            return Verdict(False, f"it opened {shorten(opened)}")
+            return FixVerdict(False, f"it opened {shorten(opened)}")
         if stopped := [one for one in self.after.lost if one in self.before.meant and one not in self.before.lost]:
-            return Verdict(False, f"it stopped {shorten(stopped)}")
+            return FixVerdict(False, f"it stopped {shorten(stopped)}")
         lost, still_lost = set(self.before.lost), set(self.after.lost)
         is_better = len(still_lost) < len(lost)
         if _count(self.findings_after, self.finding) >= _count(self.findings_before, self.finding):
             if is_better:
-                return Verdict(True, "fewer packets are lost, but the finding is still there: it is not repaired")
-            return Verdict(False, "it did not help: the finding is still there")
+                return FixVerdict(True, "fewer packets are lost, but the finding is still there: it is not repaired")
+            return FixVerdict(False, "it did not help: the finding is still there")
         on_node = [text for text in still_lost if self.after.sent[text].kind in _ON_NODE]
         if on_node and not is_better and self._should_carry():
-            return Verdict(False, f"it did not help: the finding is gone, but packets are lost: {shorten(on_node)}")
-        return Verdict(True, "the finding is gone")
+            return FixVerdict(False, f"it did not help: the finding is gone, but packets are lost: {shorten(on_node)}")
+        return FixVerdict(True, "the finding is gone")
 
     def _opened(self) -> list[str]:
         """Returns the paths that the command opened, and that were closed on purpose."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from cni.address import Cidr
 from kernel.link import IFF_LOOPBACK, Link
 from podwire import attachments, networks
-from podwire.checking import LIMIT_S, NETNS_NOT_VISIBLE, Checker, Verdict
+from podwire.checking import LIMIT_S, NETNS_NOT_VISIBLE, Checker, CheckOutcome
 from podwire.networks import NetworkFile
 from podwire.node import links
 from podwire.node import records as records_module
@@ -80,10 +80,10 @@ def _run_checks(snapshot: Snapshot, node: NodeInventory, checker: Checker, repor
         if pod.state is AttachmentState.OK:
             report(f"checking attachment {number + 1} of {len(node.pods)}")
             late = time.monotonic() > end
-            verdict = Verdict(unseen="time was up") if late else checker.check(known[pod.network, pod.attachment])
+            verdict = CheckOutcome(unseen="time was up") if late else checker.check(known[pod.network, pod.attachment])
             pods.append(_with_verdict(pod, verdict))
         else:
-            verdict = Verdict(unseen=NETNS_NOT_VISIBLE if pod.state in _HIDDEN else "")
+            verdict = CheckOutcome(unseen=NETNS_NOT_VISIBLE if pod.state in _HIDDEN else "")
             pods.append(pod)
         if verdict.unseen:
             unseen[verdict.unseen] = unseen.get(verdict.unseen, 0) + 1
@@ -91,7 +91,7 @@ def _run_checks(snapshot: Snapshot, node: NodeInventory, checker: Checker, repor
     return replace(node, pods=tuple(pods), unseen=(*node.unseen, *texts))
 
 
-def _with_verdict(pod: Pod, verdict: Verdict) -> Pod:
+def _with_verdict(pod: Pod, verdict: CheckOutcome) -> Pod:
     if verdict.failures:
         problems = tuple(f"{failure.plugin}: {failure.error.msg}" for failure in verdict.failures)
         ports = pod.host_ports

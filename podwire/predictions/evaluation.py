@@ -37,7 +37,7 @@ class Fate(IntEnum):
     CERTAIN = 3
 
 
-class Event(NamedTuple):
+class PacketEvent(NamedTuple):
     """An event on a packet's way: it is dropped (also by a policy, then `rule` is None), rewritten, not tracked.
 
     `base` is the base chain, `path` the rules whose jumps lead from it to `chain`.
@@ -65,11 +65,11 @@ class Traversal:
     """
 
     packet: Packet
-    events: tuple[Event, ...] = ()
+    events: tuple[PacketEvent, ...] = ()
     marking: tuple[FilterRule, ...] = ()
 
     @property
-    def drop(self) -> Event | None:
+    def drop(self) -> PacketEvent | None:
         """The event that ends the packet for certain."""
         return next((one for one in self.events if one.fate is Fate.CERTAIN and one.action.kind in _ENDS), None)
 
@@ -130,7 +130,7 @@ class _Walk:
     def __init__(self, ruleset: Ruleset, excluded: Callable[[FilterRule], bool] = lambda rule: False) -> None:
         self._ruleset = ruleset
         self._excluded = excluded
-        self._events: list[Event] = []
+        self._events: list[PacketEvent] = []
         self._marking: list[FilterRule] = []
         self._path: list[FilterRule] = []
         self._certain = True
@@ -234,4 +234,4 @@ class _Walk:
         return machine.run(), machine.action, machine.mark
 
     def _add(self, action: Action, chain: FilterChain, rule: FilterRule | None, fate: Fate) -> None:
-        self._events.append(Event(action, chain, rule, fate, self._packet, self._base, tuple(self._path)))
+        self._events.append(PacketEvent(action, chain, rule, fate, self._packet, self._base, tuple(self._path)))

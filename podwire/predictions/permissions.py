@@ -15,7 +15,7 @@ from kernel.netfilter.nft_expression import parse_content
 from kernel.netfilter.ruleset import FilterChain, FilterRule, Ruleset
 from podwire.predictions import xt_rules
 from podwire.predictions.conditions import InterfaceMatch, conditions_of, effect_of, position_of
-from podwire.predictions.evaluation import Event
+from podwire.predictions.evaluation import PacketEvent
 from podwire.predictions.nft_machine import number_of
 
 _ANSWERS, _ICMP, _OTHER = "answers", "icmp", "other"
@@ -36,7 +36,7 @@ class Pods(NamedTuple):
 
 
 def is_preceded_by_permission(
-    ruleset: Ruleset, event: Event, pods: Pods, is_ignored: Callable[[FilterRule], bool]
+    ruleset: Ruleset, event: PacketEvent, pods: Pods, is_ignored: Callable[[FilterRule], bool]
 ) -> bool:
     """Returns whether a rule before the event's rule, or before its chain's policy, permits packets of pods.
 

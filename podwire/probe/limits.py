@@ -19,7 +19,7 @@ _CONNECT_S = 2.0
 _KEYS = {"receives": "ingress", "sends": "egress"}
 
 
-class Measurement(NamedTuple):
+class RateMeasurement(NamedTuple):
     """A measured rate: the bits that arrived, in which time; `skipped` says why nothing was measured."""
 
     bits: int = 0
@@ -50,13 +50,13 @@ def configured(cached: CachedAttachment | None, direction: str) -> tuple[int, in
     return None
 
 
-def measure(node: Place, pod: Place, address: Address, direction: str, limit_bits: int, burst: int) -> Measurement:
+def measure(node: Place, pod: Place, address: Address, direction: str, limit_bits: int, burst: int) -> RateMeasurement:
     """Sends through a connection from the node to the pod: to the pod ("receives") or from it ("sends").
 
     Raises OSError without a connection.
     """
     if burst // 8 > MOST_BYTES // 2:
-        return Measurement(skipped=f"not measured: the burst of {burst // 8 >> 20} MiB is more than the test sends")
+        return RateMeasurement(skipped=f"not measured: the burst of {burst // 8 >> 20} MiB is more than the test sends")
     seconds = min(_LONGEST_S, burst / limit_bits + _AFTER_BURST_S)
     with ExitStack() as stack:
         server = stack.enter_context(pod.call(lambda: _new(address.version)))
@@ -71,7 +71,7 @@ def measure(node: Place, pod: Place, address: Address, direction: str, limit_bit
         stack.enter_context(accepted)
         accepted.setblocking(False)
         sender, receiver = (client, accepted) if direction == "receives" else (accepted, client)
-        return Measurement(8 * _pump(sender, receiver, seconds), seconds, burst)
+        return RateMeasurement(8 * _pump(sender, receiver, seconds), seconds, burst)
 
 
 def _pump(sender: socket.socket, receiver: socket.socket, seconds: float) -> int:

@@ -20,7 +20,7 @@ from podwire.selftest.packets import LostError
 from podwire.selftest.trials import Measurement, TestPod, Trial
 from podwire.verbs import invoke, network_list
 from podwire.verbs.invoke import PodArgs
-from podwire.verbs.network_list import Runtime
+from podwire.verbs.network_list import PluginRunner
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 _REPETITIONS = 3  # after the first run, which loads modules and creates what pods share
@@ -71,7 +71,7 @@ def run(trial: Trial, node: PrivateNode) -> Report:
     report = Report(trial)
     network = Network(f"selftest-{trial.name.replace(', ', '-')}", "1.1.0", trial.plugins)
     env = {"PATH": ":".join(PROGRAM_DIRECTORIES)}
-    runtime = Runtime(
+    runtime = PluginRunner(
         (BIN_DIR,), env, "", lambda call: invoke.execute(call, hostcopy.spawn), lambda step: None, writes=False
     )
     try:
@@ -96,7 +96,7 @@ def run(trial: Trial, node: PrivateNode) -> Report:
     return report
 
 
-def _unavailable(runtime: Runtime, network: Network) -> str:
+def _unavailable(runtime: PluginRunner, network: Network) -> str:
     """Returns the reason for which a plugin's STATUS says that it cannot work here, "" if all can.
 
     Raises TrialError for any other error.
@@ -109,7 +109,9 @@ def _unavailable(runtime: Runtime, network: Network) -> str:
     return ""
 
 
-def _attach_and_detach(trial: Trial, node: PrivateNode, runtime: Runtime, network: Network, report: Report) -> None:
+def _attach_and_detach(
+    trial: Trial, node: PrivateNode, runtime: PluginRunner, network: Network, report: Report
+) -> None:
     """Runs every verb; raises TrialError, LostError."""
     links = node.list_links()
     with _pods(trial, trial.pods) as pods:
@@ -132,7 +134,7 @@ def _attach_and_detach(trial: Trial, node: PrivateNode, runtime: Runtime, networ
             raise TrialError(f"DEL left the links {', '.join(remaining)}")
 
 
-def _repeat(trial: Trial, runtime: Runtime, network: Network) -> None:
+def _repeat(trial: Trial, runtime: PluginRunner, network: Network) -> None:
     with _pods(trial, 1) as pods:
         result = _attach(runtime, network, pods[0][0])
         _check_all(runtime, network, pods, [result])
@@ -140,7 +142,7 @@ def _repeat(trial: Trial, runtime: Runtime, network: Network) -> None:
         _require_success(runtime)
 
 
-def _attach(runtime: Runtime, network: Network, pod: PodArgs) -> object:
+def _attach(runtime: PluginRunner, network: Network, pod: PodArgs) -> object:
     result = network_list.add(runtime, network, pod)
     if result is None:
         step = next(step for step in reversed(runtime.done) if step.command == "ADD" and step.error)
@@ -148,7 +150,9 @@ def _attach(runtime: Runtime, network: Network, pod: PodArgs) -> object:
     return result
 
 
-def _check_all(runtime: Runtime, network: Network, pods: list[tuple[PodArgs, Netns]], results: list[object]) -> None:
+def _check_all(
+    runtime: PluginRunner, network: Network, pods: list[tuple[PodArgs, Netns]], results: list[object]
+) -> None:
     for (pod, _), result in zip(pods, results, strict=True):
         network_list.check(runtime, network, pod, result)
     _require_success(runtime)
@@ -174,7 +178,7 @@ def _ips(result: object) -> tuple[Mapping[str, str], ...]:
     return tuple(result.get("ips") or ()) if isinstance(result, dict) else ()
 
 
-def _require_success(runtime: Runtime) -> None:
+def _require_success(runtime: PluginRunner) -> None:
     for step in runtime.done:
         if step.error:
             raise TrialError(f"{step.command} of {step.kind}: {step.error}")

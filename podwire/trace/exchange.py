@@ -16,7 +16,7 @@ from typing import NamedTuple
 from cni.address import Address
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_chains
-from kernel.netfilter.nft_trace import Event, Tracer, Tuple
+from kernel.netfilter.nft_trace import TraceEvent, Tracer, Tuple
 from kernel.packet_tap import (
     ANSWER,
     ERROR,
@@ -83,7 +83,7 @@ class Observation:
     source_port: int = 0
     sightings: list[tuple[Place, Sighting]] = field(default_factory=list)
     received: list[Sighting] = field(default_factory=list)
-    events: list[tuple[Place, Event]] = field(default_factory=list)
+    events: list[tuple[Place, TraceEvent]] = field(default_factory=list)
     send_error: int = 0
     sent: int = 0
     answered_after_s: float | None = None

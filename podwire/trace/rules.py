@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cni.errors import CniError
 from kernel.netfilter import iptables, nft, nft_text
 from kernel.netfilter.nft import Chain, Table
-from kernel.netfilter.nft_trace import ACCEPT, DROP, POLICY, QUEUE, RULE, Event
+from kernel.netfilter.nft_trace import ACCEPT, DROP, POLICY, QUEUE, RULE, TraceEvent
 from podwire.node.programs import get_output_lines, require_legacy_program
 from podwire.trace.owners import owner_of
 from podwire.trace.place import Place
@@ -47,7 +47,7 @@ class MetRule(NamedTuple):
         return f"nft -a list chain {self.table} {self.chain}"
 
 
-def of_event(place: Place, event: Event) -> MetRule:
+def of_event(place: Place, event: TraceEvent) -> MetRule:
     """Returns the rule or policy of a trace event, read in its namespace."""
     family = nft_text.FAMILIES.get(event.family, str(event.family))
     policy = "policy drop" if event.drops else "policy accept"
@@ -58,7 +58,7 @@ def of_event(place: Place, event: Event) -> MetRule:
     )
 
 
-def _text(event: Event) -> str:
+def _text(event: TraceEvent) -> str:
     try:
         with nft.open_socket() as socket:
             rules = nft.list_rules(socket, Chain(Table(event.family, event.table), event.chain))
@@ -68,20 +68,20 @@ def _text(event: Event) -> str:
     return nft_text.render(rule) if rule else ""
 
 
-def dropping(events: Iterable[tuple[Place, Event]]) -> MetRule | None:
+def dropping(events: Iterable[tuple[Place, TraceEvent]]) -> MetRule | None:
     """Returns the last rule or policy that dropped the traced packet, None if none did."""
     drops = [(place, event) for place, event in events if event.verdict == DROP and event.kind]
     return of_event(*drops[-1]) if drops else None
 
 
-def queueing(events: Iterable[tuple[Place, Event]]) -> MetRule | None:
+def queueing(events: Iterable[tuple[Place, TraceEvent]]) -> MetRule | None:
     """Returns the rule that passed the traced packet to a program (NFQUEUE), if no rule met it there after that."""
     last = dict(events)
     queued = [(place, event) for place, event in last.items() if event.kind == RULE and event.verdict & 0xFF == QUEUE]
     return of_event(*queued[-1]) if queued else None
 
 
-def translating(events: Iterable[tuple[Place, Event]], kinds: Sequence[str] = ()) -> list[MetRule]:
+def translating(events: Iterable[tuple[Place, TraceEvent]], kinds: Sequence[str] = ()) -> list[MetRule]:
     """Returns the rules that ended the evaluation of a chain with accept, or a statement such as dnat: candidates."""
     met = []
     for place, event in dict.fromkeys((place, event._replace(packet_id=0)) for place, event in events):

@@ -25,7 +25,7 @@ from process import signals
 
 
 @dataclass
-class Runtime:
+class PluginRunner:
     """The means to run plugins: CNI_PATH, environment, a function that runs a call, one that reports its outcome.
 
     Without `writes` the cache is not changed. `done` has the steps run so far.
@@ -54,7 +54,7 @@ class Runtime:
         return step
 
 
-def add(runtime: Runtime, network: Network, pod: PodArgs) -> object:
+def add(runtime: PluginRunner, network: Network, pod: PodArgs) -> object:
     """Attaches a pod, writes the cache and returns the last result; after a failure detaches it and returns None.
 
     Raises CniError(5) if the cache cannot be written, and Terminated; the pod is detached in both cases.
@@ -76,7 +76,7 @@ def add(runtime: Runtime, network: Network, pod: PodArgs) -> object:
     return result
 
 
-def check(runtime: Runtime, network: Network, pod: PodArgs, result: object) -> None:
+def check(runtime: PluginRunner, network: Network, pod: PodArgs, result: object) -> None:
     """Checks an attachment against the `result` of its ADD; raises CniError(1) for a version that has no CHECK."""
     if not versions.at_least(network.version, versions.SINCE["CHECK"]):
         raise CniError(
@@ -93,7 +93,7 @@ def check(runtime: Runtime, network: Network, pod: PodArgs, result: object) -> N
         runtime.run("CHECK", pod, plugin, request)
 
 
-def delete(runtime: Runtime, network: Network, pod: PodArgs, result: object = None) -> bool:
+def delete(runtime: PluginRunner, network: Network, pod: PodArgs, result: object = None) -> bool:
     """Detaches a pod and deletes its cache entry; returns whether all plugins succeeded. Stops at the first failure."""
     prev_result = None
     if result is not None and versions.at_least(network.version, "0.4.0"):
@@ -114,7 +114,7 @@ def delete(runtime: Runtime, network: Network, pod: PodArgs, result: object = No
     return True
 
 
-def gc(runtime: Runtime, network: Network, valid: Callable[[], Iterable[Attachment]]) -> tuple[str, ...]:
+def gc(runtime: PluginRunner, network: Network, valid: Callable[[], Iterable[Attachment]]) -> tuple[str, ...]:
     """Runs GC of every plugin that has it; returns the types of the others.
 
     GC keeps the `valid` attachments, which are listed anew for each plugin, since pods start meanwhile. host-local also
@@ -131,7 +131,7 @@ def gc(runtime: Runtime, network: Network, valid: Callable[[], Iterable[Attachme
     return tuple(unasked)
 
 
-def status(runtime: Runtime, network: Network) -> tuple[str, ...]:
+def status(runtime: PluginRunner, network: Network) -> tuple[str, ...]:
     """Runs STATUS of every plugin that has it, VERSION of the others; returns the types of the others.
 
     flannel's plugin has none, but bridge, which it runs, may have it.
@@ -150,7 +150,7 @@ def status(runtime: Runtime, network: Network) -> tuple[str, ...]:
     return tuple(unasked)
 
 
-def _serving(command: str, runtime: Runtime, network: Network, plugin: Mapping[str, object]) -> Network | None:
+def _serving(command: str, runtime: PluginRunner, network: Network, plugin: Mapping[str, object]) -> Network | None:
     """Returns the network in the version in which a plugin has GC or STATUS, None if it has none.
 
     libcni runs these for no list before 1.1.0. podwire's plugins are run in the current version instead: what they
@@ -172,7 +172,7 @@ def convert_result(result: object, version: str) -> object:
     return from_json(result, version_of_result).to_json(version)
 
 
-def _write_cache(runtime: Runtime, network: Network, pod: PodArgs, result: object) -> None:
+def _write_cache(runtime: PluginRunner, network: Network, pod: PodArgs, result: object) -> None:
     try:
         result_cache.write_entry(runtime.cache_dir, network, pod, result)
     except OSError as error:
@@ -181,7 +181,7 @@ def _write_cache(runtime: Runtime, network: Network, pod: PodArgs, result: objec
         raise CniError(Code.IO_FAILURE, f"cannot write {path}: {error.strerror}", hint) from error
 
 
-def _roll_back(runtime: Runtime, network: Network, pod: PodArgs) -> None:
+def _roll_back(runtime: PluginRunner, network: Network, pod: PodArgs) -> None:
     """Runs DEL of every plugin, even if others fail, as a runtime does after a failed ADD."""
     if not runtime.writes:
         return  # the copy of the host is removed as a whole

@@ -6,7 +6,7 @@ from podwire.doctor import fixing
 from podwire.doctor.finding import Check, Finding, Severity
 from podwire.doctor.packets import TO_NODE, Packets, RuleKey, Sent
 from podwire.doctor.run import Run
-from podwire.doctor.verdict import Trial, Verdict
+from podwire.doctor.verdict import FixTrial, FixVerdict
 from podwire.output import Output
 from process import signals
 
@@ -32,9 +32,9 @@ def judge(
     check: Check = RULES,
     finding: Finding = FINDING,
     command: str = "x",
-) -> Verdict:
+) -> FixVerdict:
     """Returns the verdict on a command for `finding`, with the findings that remain."""
-    return Trial(check, finding, command, before, after, [(check, finding)], [(check, one) for one in rest]).judge()
+    return FixTrial(check, finding, command, before, after, [(check, finding)], [(check, one) for one in rest]).judge()
 
 
 def test_command_that_helped_is_kept():

@@ -17,7 +17,7 @@ from podwire.networks import Network
 from podwire.repairing import FAILED, UNTRIED, PluginRepair, Repairer
 from podwire.verbs import invoke, network_list, result_cache, target
 from podwire.verbs.invoke import Call, PodArgs, Step
-from podwire.verbs.network_list import Runtime
+from podwire.verbs.network_list import PluginRunner
 from process.child import Outcome
 from tests.support import libcni
 from tests.support.errors import failure_of
@@ -44,9 +44,9 @@ class ScriptedPlugins:
         return [(call.kind, call.command) for call in self.calls]
 
 
-def runtime(tmp_path: Path, serve: ScriptedPlugins, **keys: Any) -> Runtime:
+def runtime(tmp_path: Path, serve: ScriptedPlugins, **keys: Any) -> PluginRunner:
     env = {"PATH": "/bin", "CNI_ARGS": "X=1"}
-    return Runtime(("/opt/cni/bin", "/usr/lib/cni"), env, str(tmp_path), serve, lambda step: None, **keys)
+    return PluginRunner(("/opt/cni/bin", "/usr/lib/cni"), env, str(tmp_path), serve, lambda step: None, **keys)
 
 
 def network(version: str = "1.1.0", **keys: Any) -> Network:
