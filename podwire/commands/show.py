@@ -27,7 +27,7 @@ from podwire.command import (
 )
 from podwire.doctor.checks import run_checks
 from podwire.doctor.finding import Severity
-from podwire.doctor.node import Node as DoctorNode
+from podwire.doctor.node import Node
 from podwire.node.inspection import inspect_node
 from podwire.node.model import DOCUMENT, NodeInventory
 from podwire.node.records import Directories
@@ -144,9 +144,7 @@ def _findings(context: Context, options: Namespace) -> tuple[PageFinding, ...]:
     """Returns doctor's findings, for the page."""
     context.progress.show("podwire doctor")
     directories, path = places(context, options), bin_dirs(context, options)
-    doctor = DoctorNode(
-        context.plugins, context.env, directories.conf_dir, path, options.cache_dir, options.network, {}
-    )
+    doctor = Node(context.plugins, context.env, directories.conf_dir, path, options.cache_dir, options.network, {})
     return tuple(
         PageFinding(finding.severity.value, check.group, finding.name, finding.subject, finding.text, finding.fix)
         for check, finding in run_checks(doctor)

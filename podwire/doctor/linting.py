@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
 from podwire.lint import directory
-from podwire.lint.source import LintSeverity as LintSeverity
+from podwire.lint.source import LintSeverity
 from podwire.networks import Network
 
 _GROUP = "configuration"
