@@ -1,6 +1,7 @@
-"""Requests of this node about blocks: each change expects the value that was read last.
+"""Requests of this node that change blocks: each change names the value that the store is expected to have.
 
-One rule: after every answer the object is read again before the next request about it, unless the answer had its value.
+One rule: no change expects a value that may be old. A value serves one change; then the block is read again, unless
+the answer to the change contains the new value.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ class RequestFailed(Exception):  # noqa: N818 - as in agent.api_errors
 
 
 class BlockRequests:
-    """The requests of one manager. `note` returns the remarks of a change, from the pool and the key.
+    """The requests of one manager. `note` returns the remarks about a block, from the names of its pool and its key.
 
-    `space` is the space in the answer to the latest change of a block, None if it had none.
+    `space` is the space in the answer to the latest change, None if the answer had none.
     """
 
     def __init__(self, store: Store, note: Callable[[str, str], BlockNote]) -> None:
         self._store, self._note = store, note
         self.space: Space | None = None
-        self._values: dict[Network, Stored[Block]] = {}  # blocks as read last; a request uses a value up
-        self._refused: dict[object, bytes] = {}
+        self._values: dict[Network, Stored[Block]] = {}  # each for one change
+        self._refused: dict[object, bytes] = {}  # the expected value of the last refused change of each object
 
     def take_value(self, block: Network) -> Stored[Block] | None:
-        """Returns the known value of a block and forgets it; without one reads it and returns None: call again."""
+        """Returns the value of a block and forgets it; if it is unknown, reads it and returns None: call again."""
         value = self._values.pop(block, None)
         if value is None:
             self._values[block] = self._store.read_block(block)
         return value
 
     def expect(self, block: Network, value: Stored[Block]) -> None:
-        """Stores the value of a block, so that its next change needs no read."""
+        """Stores the expected value of a block, so that its next change needs no read."""
         self._values[block] = value
 
     def forget(self, *blocks: Network) -> None:
@@ -51,7 +52,7 @@ class BlockRequests:
         self._values.clear()
 
     def swap(self, block: Network, expected: Stored[Block], new: Block, pool: str, key: str = "") -> Outcome:
-        """Requests a change of a block; raises RequestFailed unless it succeeds or meets another value.
+        """Requests a change of a block; raises RequestFailed unless it succeeds, or the store has another value.
 
         Without `key` the block keeps the one that it has.
         """
@@ -60,10 +61,13 @@ class BlockRequests:
         self.space = change.space
         if protocol.succeeded(change.outcome) and change.raw:
             self._values[block] = Stored(new, change.raw, note=note)
-        return self.outcome(block, expected.raw, change)
+        return self.check_outcome(block, expected.raw, change)
 
-    def outcome(self, key: object, expected: bytes, change: Change) -> Outcome:
-        """Returns the outcome; raises RequestFailed for UNKNOWN, and for a second refusal of one expected value."""
+    def check_outcome(self, key: object, expected: bytes, change: Change) -> Outcome:
+        """Returns the outcome of a change of the object `key`.
+
+        Raises RequestFailed if it is not known, or if the store refuses the same expected value a second time.
+        """
         if change.outcome is Outcome.SUCCEEDED:
             self._refused.pop(key, None)
             return change.outcome

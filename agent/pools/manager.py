@@ -107,7 +107,7 @@ class Manager:
         self.wake()
 
     def pods_failed(self, problem: str) -> None:
-        """Says why the pods of this node are not known, "" if they are."""
+        """Stores why the pods of this node are not known, "" if they are."""
         self._pods_problem = problem
         self.wake()
 
@@ -117,7 +117,7 @@ class Manager:
         self.wake()
 
     def entry_changed(self, entry: NodeEntry | None = None) -> None:
-        """Says that this node's entry was changed; unless by this agent, it may have been declared dead."""
+        """Notes that this node's entry was changed: if not by this agent, the node may have been declared dead."""
         known = self._memory.entry if self._is_loaded else None
         if known is None or entry is None or known.value != entry:
             self._news.add("entry")
@@ -185,14 +185,14 @@ class Manager:
         self._ownership = Ownership(self._memory, is_published, event, monotonic, self._delete_routes)
         self._planning, self._sticky = Planning(self._memory, monotonic), StickyPlanning(self._memory, monotonic)
         membership, ownership = self._membership, self._ownership
-        # The protocol's order: what a later step does depends on the earlier ones. A store that was restored from a
-        # backup is only read. Each with whether it is a request, after which the store has answered.
-        self._reads = (
+        # The steps in the protocol's order: a later step depends on the results of the earlier ones. A store that was
+        # restored from a backup is only read. Each step has a flag: True if it sends requests to the store.
+        self._reading_steps = (
             (membership.read_space, True),  # the epoch and the pools
             (self._planning.refresh, False),
             (membership.read_entry, True),
         )
-        self._changes = (
+        self._changing_steps = (
             (ownership.verify, True),  # no grant of an earlier boot or epoch lasts unless the store has it
             (ownership.list_blocks_of_node, True),
             (membership.register, True),  # after all grants are those of this epoch
@@ -214,7 +214,7 @@ class Manager:
         """Makes the first step that is due, in the protocol's order; returns whether one was."""
         memory = self._memory
         space = memory.space
-        steps = self._reads if memory.is_restored else (*self._reads, *self._changes)
+        steps = self._reading_steps if memory.is_restored else (*self._reading_steps, *self._changing_steps)
         for step, is_request in steps:
             if step():
                 if memory.space != space:
@@ -252,7 +252,7 @@ class Manager:
             memory.space_is_due = True
             memory.entry = None
             memory.position_is_checked &= outage_s < _RESTORE_S
-            memory.verify()
+            memory.mark_unverified()
         self._contact_s = now_s
         memory.contact = int(self._clocks.wall())
         return True

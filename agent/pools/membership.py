@@ -22,7 +22,7 @@ _FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 30.0
 
 
 class Membership:
-    """The steps that keep this node registered in the store. `problems` keep it from claiming blocks."""
+    """The steps that keep this node registered in the store. `problems`: why it cannot claim blocks."""
 
     def __init__(self, memory: Memory, monotonic: Callable[[], float]) -> None:
         self._memory, self._monotonic = memory, monotonic
@@ -34,18 +34,15 @@ class Membership:
         memory = self._memory
         if not memory.space_is_due:
             return False
-        self.problems.pop("space", None)
-        refusal = ""
         try:
             space, _, refusal, _ = memory.store.read_space()
         except ValueError as error:
-            self.problems["space"] = f"the space is not valid: {error}"
-            space = None
+            space, refusal = None, f"the space is not valid: {error}"
         memory.space = space if space and space.epoch else None
         if memory.space is None or space is None:
             memory.held.clear()
             missing = "the store has no pools: apply an IPSpace object, or run `podwire ipam pools --set FILE`"
-            raise RequestFailed(self.problems.pop("space", refusal or missing))
+            raise RequestFailed(refusal or missing)
         memory.space_is_due = False
         agent = protocol.contact(memory.agent, space.epoch)
         if agent != memory.agent:
@@ -63,7 +60,7 @@ class Membership:
         memory.held.clear()
         memory.grantable.clear()
         memory.requests.forget_all()
-        memory.verify()
+        memory.mark_unverified()
         memory.is_restored = memory.position_is_checked = False
         memory.entry = Stored(None) if memory.identity.is_new and not memory.unverified else None
         self.problems.pop("store", None)
@@ -180,7 +177,7 @@ class Membership:
                 "this node was declared dead while it ran; its blocks may have other owners. Delete the pods that have "
                 "addresses of lost blocks (the log and Events name them), and look for the cause of the wrong statement"
             )
-            memory.verify()
+            memory.mark_unverified()
 
     def _refuse_foreign(self) -> None:
         """Raises RequestFailed if the entry is damaged, or of another machine; it is read again later."""
@@ -201,7 +198,7 @@ class Membership:
         memory = self._memory
         expected, memory.entry = memory.entry or Stored(None), None
         change = memory.store.swap_entry(memory.agent.node, expected, new)
-        if protocol.succeeded(memory.requests.outcome("entry", expected.raw, change)) and change.raw:
+        if protocol.succeeded(memory.requests.check_outcome("entry", expected.raw, change)) and change.raw:
             memory.entry = Stored(new, change.raw)
 
     def _entry(self) -> NodeEntry:

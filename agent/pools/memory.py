@@ -48,7 +48,8 @@ class Memory:
     - `unverified` are granted blocks whose value has to be read.
     - `held` are tokens of successful claims, before the epoch was read again; `grantable` after it.
     - `pods` are the pods of this node by name ("team-a/db-0"), each with its key (pods.py); None before the first list.
-    - `has_unaccounted`: a network that lost its file has reservations in no block of this node.
+    - `requests` are the changes of blocks, with the values that they expect.
+    - `has_unaccounted`: a network whose grants file was lost has reservations outside of this node's blocks.
     - `contact` and `problem`: when the store answered last (seconds since 1970), and why it does not answer now.
     """
 
@@ -79,7 +80,7 @@ class Memory:
         self.agent = Agent(identity.node, identity.machine, identity.instance(self.facts.uid))
         self.requests = BlockRequests(self.store, self._note)
         self.contact = max((network.grants.contact for network in self.networks), default=0)
-        self.verify()
+        self.mark_unverified()
 
     def blocks(self) -> Iterator[Held]:
         """Yields all blocks in this node's files."""
@@ -99,8 +100,8 @@ class Memory:
         """Returns the time, for people (RFC 3339)."""
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.clock()))
 
-    def verify(self) -> None:
-        """Lets all grants be compared with the store."""
+    def mark_unverified(self) -> None:
+        """Marks all granted blocks: their values have to be compared with the store."""
         self.unverified = {held.entry.block for held in self.blocks() if held.entry.grant}
         self.requests.forget(*self.unverified)
 
@@ -119,7 +120,7 @@ class Memory:
             raise Busy
 
     def _note(self, pool: str, key: str) -> BlockNote:
-        """Returns the remarks of a claim, and the key of a sticky address."""
+        """Returns the remarks of a block: its pool, this node's name, the time, and the key of a sticky address."""
         return BlockNote(pool, self.facts.name, self.time_text(), key)
 
     def _stamped(self, grants: Grants) -> Grants:

@@ -24,7 +24,7 @@ _EXHAUSTED_S = 60.0
 class Planning:
     """Plans for all networks of a node, from the numbers of reservations and of ADDs without an address.
 
-    `problems` are why a network or a pool gets no block.
+    `problems`: why a network or a pool gets no block.
     """
 
     def __init__(self, memory: Memory, monotonic: Callable[[], float]) -> None:
