@@ -1,4 +1,4 @@
-"""The agent: which event reaches which of its parts, in this order.
+"""The agent: passes each event to its parts. This table has the events, and the parts in the order of their work.
 
 list of nodes                   nodes; routes and masquerading of all; files; status
 node new, changed or deleted    nodes; routes and masquerading of it and of those it conflicts with; files; status
@@ -47,7 +47,7 @@ _COMPARE_S = 300.0  # routes and files: the kernel reports each change, so this 
 
 
 class Parts(NamedTuple):
-    """The parts of the agent that use the world outside."""
+    """The parts of the agent that use the kernel, the API server or the output."""
 
     log: Log
     metrics: Metrics
@@ -61,27 +61,25 @@ class Agent:
 
     def __init__(self, settings: Settings, loop: Loop, parts: Parts, api_addresses: Sequence[Address] = ()) -> None:
         self._settings, self._loop, self._api_addresses = settings, loop, api_addresses
-        self._log, self._metrics, self._kernel_routes, networks, self._events = parts
+        self._log, self._metrics, self._routes, networks, self._events = parts
         self._source: NetworksSource = PoolBlocks() if settings.pools.store else PodCidrs()
         self._cluster = Cluster(settings.node_name, api_addresses, fixed=self._source.are_fixed)
         self._nodes = ListedNodes(self._cluster, self._source)
-        self.status = Status(
-            loop, self._log, self._metrics, self._events, self._cluster, self._kernel_routes, self._source
-        )
+        self.status = Status(loop, self._log, self._metrics, self._events, self._cluster, self._routes, self._source)
         self.status.on_ready = self._collect
         changes = ChangeLog(self._log, lambda: len(self._cluster.nodes), dry_run=settings.dry_run)
         self._retries = Retries(loop)
-        self._routes = RouteUpdates(
+        self._route_updates = RouteUpdates(
             self._cluster,
-            self._kernel_routes,
+            self._routes,
             self._metrics,
             changes,
             self._retries,
             self._apply_all,
             self.status.set_routes,
         )
-        self._masquerade = MasqueradeUpdates(
-            loop, self._cluster, self._kernel_routes, networks, changes, self._retries, self._on_masquerade
+        self._masquerade_updates = MasqueradeUpdates(
+            loop, self._cluster, self._routes, networks, changes, self._retries, self._on_masquerade
         )
         self._files = NodeFiles(settings, loop, self._on_installed)
         self._garbage = GarbageCollector(settings, loop, self._on_collected)
@@ -89,38 +87,37 @@ class Agent:
         self.on_address_change: Callable[[], None] = lambda: None
         self._has_addresses = not settings.pools.store
         if not settings.install:
-            self.status.set(NETWORK)
+            self.status.set_condition(NETWORK)
 
     def start(self) -> None:
         """Starts the periodic work and listens to the kernel's notifications."""
         if not self._settings.dry_run:
-            self._kernel_routes.delete_routes_to(self._api_addresses)
-        self._loop.watch(self._kernel_routes.fileno(), self._on_notifications)
+            self._routes.delete_routes_to(self._api_addresses)
+        self._loop.watch(self._routes.fileno(), self._on_notifications)
         self.status.start()
         self.contact.start()
         self._loop.call_at(now() + _COMPARE_S, self._compare)
-        self._masquerade.start()
+        self._masquerade_updates.start()
 
     def handle(self, event: NodeEvent) -> None:
         """Handles an event of the watch."""
         if isinstance(event, Failed):
             self._on_failure(event)
             return
-        self.status.set(API)
+        self.status.set_condition(API)
         if isinstance(event, Synced):
             self._replace(event)
         elif isinstance(event, Changed):
             self._update(event.node)
         elif isinstance(event, Deleted):
             self._remove(event.name)
-        self.status.schedule()
+        self.status.schedule_report()
 
     def _replace(self, event: Synced) -> None:
         if unlisted := self._nodes.replace(event):
             text = "the API server was restored from a backup: the routes to nodes that it lacks stay until a restart"
             self._log.write("warning", text, nodes=unlisted)
-        if self._cluster.this is not None:
-            self._apply_all()
+        self._apply_all()
 
     def _apply_all(self) -> None:
         this = self._cluster.this
@@ -128,8 +125,8 @@ class Agent:
             return
         if self._source.are_fixed:
             self._events.node_uid = this.uid
-        self._routes.replace_all()
-        self._masquerade.update_all()
+        self._route_updates.replace_all()
+        self._masquerade_updates.update_all()
         self._ensure_files()
 
     def _update(self, node: Node) -> None:
@@ -138,8 +135,8 @@ class Agent:
         if not were_certain:
             self._apply_all()
             return
-        self._routes.update(node.name, change.others)
-        self._masquerade.schedule(node.name, change.others)
+        self._route_updates.update(node.name, change.others)
+        self._masquerade_updates.schedule(node.name, change.others)
         if change.has_networks or node.name == self._cluster.name:
             self._ensure_files()
 
@@ -147,34 +144,34 @@ class Agent:
         change = self._nodes.remove(name)
         if not self._nodes.are_certain:
             return  # routes, network and pods stay: a deleted Node object is no proof that this node's pods are gone
-        self._routes.update(name, change.others)
-        self._masquerade.schedule(name, change.others)
+        self._route_updates.update(name, change.others)
+        self._masquerade_updates.schedule(name, change.others)
 
     def _on_failure(self, event: Failed) -> None:
         self._metrics.api_failures.inc()
         self._log.write("warning", f"API server: {event.error}")
         self.contact.note_failure(str(event.error))
         if not self._nodes.is_synced:
-            self.status.set(API, str(event.error))
+            self.status.set_condition(API, str(event.error))
 
     def _on_contact_check(self, problem: str) -> None:
         if self._nodes.is_synced:
-            self.status.set(API, problem)
+            self.status.set_condition(API, problem)
 
     def _on_notifications(self) -> None:
         if not self._nodes.is_synced:
-            self._kernel_routes.handle_notifications()  # reads them only
-        elif self._routes.handle_notifications():
+            self._routes.handle_notifications()  # reads them only
+        elif self._route_updates.handle_notifications():
             self.on_address_change()
-            self._masquerade.schedule_all()  # a node on the same link may now be behind the tunnel
+            self._masquerade_updates.schedule_all()  # a node on the same link may now be behind the tunnel
 
     def _on_masquerade(self, problem: str) -> None:
-        self.status.set(MASQUERADE, problem)
+        self.status.set_condition(MASQUERADE, problem)
 
     def _compare(self) -> None:
         self._loop.call_at(now() + _COMPARE_S, self._compare)
         if self._nodes.is_synced:
-            self._routes.reconcile()
+            self._route_updates.reconcile()
             self._ensure_files()  # the network's file or the executable may have changed
 
     def handle_pools(self, event: PoolEvent) -> None:
@@ -193,7 +190,9 @@ class Agent:
     def _on_blocks(self, state: PoolState) -> None:
         self._metrics.set_pools(state.usage)
         had_addresses, self._has_addresses = self._has_addresses, state.has_blocks
-        self.status.set(POOLS, "; ".join(state.problems) or ("" if state.has_blocks else "no block is granted yet"))
+        self.status.set_condition(
+            POOLS, "; ".join(state.problems) or ("" if state.has_blocks else "no block is granted yet")
+        )
         if state.has_blocks and not had_addresses and self._nodes.is_synced:
             self._ensure_files()
 
@@ -205,12 +204,12 @@ class Agent:
         if this is not None and self._has_addresses and not self.status.node_problem:
             self._files.ensure(this)
         elif not self._files.is_installed:
-            self.status.set(NETWORK, f"not installed: this node's {self._source.noun} are not certain")
+            self.status.set_condition(NETWORK, f"not installed: this node's {self._source.noun} are not certain")
 
     def _on_installed(self, problem: str, output: str) -> None:
         self._metrics.installs.labels("failed" if problem else "ok").inc()
         self._log.write("info", "podwire install", output=output.splitlines())
-        self.status.set(NETWORK, problem)
+        self.status.set_condition(NETWORK, problem)
         if problem:
             self._retries.schedule(self._ensure_files)
 

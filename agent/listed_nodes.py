@@ -16,7 +16,7 @@ class ListedNodes:
 
     def __init__(self, cluster: Cluster, source: NetworksSource) -> None:
         self._cluster, self._source = cluster, source
-        self.has_list = False  # whether the server has answered the first list
+        self.has_list = False  # whether the server has sent its first list
         self.is_synced = False  # whether the server has reported this node
         self._unlisted: dict[str, Node] = {}  # the nodes that a restored API server lacks
 
@@ -27,11 +27,11 @@ class ListedNodes:
         return self.is_synced and this is not None and self._source.is_known(this)
 
     def replace(self, event: Synced) -> list[str]:
-        """Stores a list; returns the names of nodes that an older list lacks, and that stay until the agent restarts.
+        """Stores the nodes of a list; returns the names of the known nodes that a server with older data lacks.
 
-        No later list names such nodes, although they run: kubelet registers its Node only when it starts. A list
-        without this node removes nothing: the server has lost its data, is another cluster's, or this node is not
-        registered yet. The watch does not repeat the listed nodes.
+        Such nodes stay until the agent restarts: they run, but no later list has them, as kubelet registers its Node
+        only when it starts. A list without this node adds nodes, which the watch does not report again, and removes
+        none: the server has lost its data, belongs to another cluster, or this node is not registered yet.
         """
         self.has_list = True
         cluster, listed = self._cluster, event.nodes

@@ -1,4 +1,4 @@
-"""Makes the networks that are not masqueraded follow the nodes: a change of a node costs this node's networks."""
+"""Changes the networks that are not masqueraded when nodes change: only the networks of the changed nodes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cni.errors import CniError
 from process.loop import Loop, now
 
 _GATHER_S = 0.2  # changes of several nodes make one update
-_REPAIR_S = 60.0  # sets and chains, of which the kernel reports nothing: one request if nothing changed
+_REPAIR_S = 60.0  # the kernel does not report changes of sets and chains; without a change this is one request
 
 
 class MasqueradeUpdates:
-    """Passes the nodes' networks to the sets and chains. `report` gets the problem of each change, "" for none."""
+    """Passes the nodes' networks to the sets and chains. `report` is called after a change with its problem or ""."""
 
     def __init__(
         self,
@@ -37,10 +37,13 @@ class MasqueradeUpdates:
         self._marked: set[str] | None = None  # the nodes that have changed; None: all
         self._is_scheduled = False
         self._comparisons = 0
-        self._elements = 0  # that were changed so far
+        self._changed_elements = 0
 
     def start(self) -> None:
         """Starts the periodic repair of what other programs changed."""
+        self._schedule_repair()
+
+    def _schedule_repair(self) -> None:
         self._loop.call_at(now() + _REPAIR_S, self._repair)
 
     def schedule(self, name: str, others: frozenset[str]) -> None:
@@ -65,7 +68,7 @@ class MasqueradeUpdates:
             self._loop.call_at(now() + _GATHER_S, self._update)
 
     def _repair(self) -> None:
-        self.start()
+        self._schedule_repair()
         self._change(self._networks.repair)
 
     def _update(self) -> None:
@@ -74,9 +77,9 @@ class MasqueradeUpdates:
             self._change(self._pass_networks)
 
     def _change(self, change: Callable[[], int]) -> None:
-        with self._changes.recorded("networks that are not masqueraded", lambda: self._elements):
+        with self._changes.recorded("networks that are not masqueraded", lambda: self._changed_elements):
             try:
-                self._elements += change()
+                self._changed_elements += change()
                 self._report("")
             except CniError as error:
                 self._report(str(error))

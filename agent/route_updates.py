@@ -1,4 +1,4 @@
-"""Makes the routes follow the nodes of the cluster: logs each change of the kernel, and repeats what failed."""
+"""Changes the routes when nodes of the cluster change: logs each change of the kernel, and repeats what failed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from agent.retries import Retries
 from agent.routes import Routes
 from cni.errors import CniError
 
-_REFUSED_RETRY_S = 60.0
+_REFUSED_RETRY_S = 60.0  # for routes that the kernel refused
 
 
 class RouteUpdates:
-    """Passes nodes to the routes. `replace` repeats everything; `report` gets each change's failure, "" for none."""
+    """Passes nodes to the routes.
+
+    `repeat_all` is called some time after a failure. `report` is called after each change with its failure, "" if it
+    succeeded.
+    """
 
     def __init__(
         self,
@@ -24,19 +28,19 @@ class RouteUpdates:
         metrics: Metrics,
         changes: ChangeLog,
         retries: Retries,
-        replace: Callable[[], None],
+        repeat_all: Callable[[], None],
         report: Callable[[str], None],
     ) -> None:
         self._cluster, self._routes, self._metrics = cluster, routes, metrics
         self._changes, self._retries = changes, retries
-        self._replace, self._report = replace, report
+        self._repeat_all, self._report = repeat_all, report
 
     def replace_all(self) -> None:
-        """Makes the routes those of all nodes."""
+        """Sets the routes to all nodes, and deletes all others of the agent."""
         self._change("routes of all nodes", self._replace_all)
 
     def update(self, name: str, others: frozenset[str]) -> None:
-        """Makes the routes of a node, and of other nodes that its change concerns, those of the cluster."""
+        """Sets or deletes the routes to a node that changed, and to the `others` that its change concerns."""
         self._change(f"routes of node {name}", lambda: self._update(name, *others))
 
     def reconcile(self) -> None:
@@ -44,7 +48,7 @@ class RouteUpdates:
         self._change("objects that something else changed", self._routes.reconcile)
 
     def handle_notifications(self) -> bool:
-        """Restores what other programs changed; returns whether links, addresses or problems are others now."""
+        """Restores what other programs changed; returns whether links, addresses or problems have changed."""
         before = self._routes.counters.comparisons, self._routes.problems
         self._change("objects that something else changed", self._routes.handle_notifications)
         return (self._routes.counters.comparisons, self._routes.problems) != before
@@ -76,6 +80,6 @@ class RouteUpdates:
         self._metrics.changes.inc(self._routes.counters.requests - requests)
         self._report(failure)
         if failure:
-            self._retries.schedule(self._replace)
+            self._retries.schedule(self._repeat_all)
         elif self._routes.is_refused:
             self._retries.schedule(self.reconcile, _REFUSED_RETRY_S)

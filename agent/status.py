@@ -39,7 +39,6 @@ class Status:
         self._cluster, self._routes, self._source = cluster, routes, source
         conditions = CONDITIONS if source.are_fixed else (*CONDITIONS, POOLS)
         self._readiness = Readiness(conditions, self._on_condition)
-        self.set = self._readiness.set
         self.on_ready: Callable[[], None] = lambda: None
         self.is_watching: Callable[[], bool] = lambda: True
         self._was_ready = self._is_scheduled = False
@@ -48,11 +47,18 @@ class Status:
 
     def start(self) -> None:
         """Starts the beat of the main thread, without which /healthz fails."""
-        self._beat_s = now()
-        self._loop.call_at(self._beat_s + _BEAT_S, self.start)
+        self._beat()
 
-    def schedule(self) -> None:
-        """Schedules a report of nodes and routes, once for all events that have arrived: each node may have one."""
+    def _beat(self) -> None:
+        self._beat_s = now()
+        self._loop.call_at(self._beat_s + _BEAT_S, self._beat)
+
+    def set_condition(self, condition: str, problem: str = "") -> None:
+        """Sets the problem of a condition, "" if it is met."""
+        self._readiness.set(condition, problem)
+
+    def schedule_report(self) -> None:
+        """Schedules a report of nodes and routes: one for all events that have arrived, as there may be thousands."""
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_at(now(), self._report)
@@ -60,17 +66,17 @@ class Status:
     def set_routes(self, failure: str) -> None:
         """Stores the failure of the last change of the routes, "" if it succeeded, and schedules a report."""
         self._route_failure = failure
-        self.schedule()
+        self.schedule_report()
 
     def _report(self) -> None:
         self._is_scheduled = False
         problems, conflicts = self._routes.problems, self._cluster.conflicts
         unreachable = len({problem.node for problem in problems} - {""})
         self._metrics.set_nodes(len(self._cluster.nodes), len(conflicts), self._routes.counters.routes, unreachable)
-        self.set(NODE, self.node_problem)
+        self.set_condition(NODE, self.node_problem)
         if self._route_failure is not None:
             of_nodes = chain(describe_problems(problems), conflicts.describe(), self._cluster.describe_wrong())
-            self.set(ROUTES, joined(chain([self._route_failure], of_nodes)))
+            self.set_condition(ROUTES, joined(chain([self._route_failure], of_nodes)))
         note = joined(chain([self._routes.note], conflicts.describe_addresses()))
         if self._readiness.set_note(ROUTES, note) and note:
             self._log.write("warning", note)

@@ -92,10 +92,10 @@ def _create(socket: Socket, spec: DeviceSpec) -> tuple[Link, list[str]]:
                 f'the VXLAN device "{conflict.name}" of another program has VNI {spec.tunnel.vni} and port '
                 f"{spec.tunnel.port}: set --vxlan-id or --vxlan-port to another number, on all nodes"
             ) from error
-        former = link.delete_request(conflict)  # this agent's, of another name
-        socket.change(former)
+        deletion = link.delete_request(conflict)  # the conflict is this agent's device of an earlier name
+        socket.change(deletion)
         socket.change(*requests)
-        texts.append(former.description)
+        texts.append(deletion.description)
     texts += [requests[0].description, *_ensure_offload(spec)]
     (device,) = link.get(socket, link.by_name_request(spec.name))
     if device is None:  # in a dry run
