@@ -229,7 +229,7 @@ static PyMethodDef methods[] = {
     {"mount", podwire_mount, METH_VARARGS, "mount(source, target, type, flags): mount(2) without data."},
     {"fs_type", podwire_fs_type, METH_VARARGS, "fs_type(path) -> int: statfs(2)'s f_type of path."},
     {"bpf", podwire_bpf, METH_VARARGS,
-     "bpf(command, attributes) -> int: bpf(2); the kernel writes into the buffer, and behind what it knows of it."},
+     "bpf(command, attributes) -> int: bpf(2); the kernel writes its answer into the buffer."},
     {"spawn_bound", podwire_spawn_bound, METH_VARARGS, spawn_bound_doc},
     {NULL, NULL, 0, NULL},
 };

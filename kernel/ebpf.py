@@ -1,6 +1,6 @@
-"""The eBPF programs that no netlink attribute shows: of tcx, of cgroups, of a network namespace, of netfilter.
+"""The eBPF programs that netlink does not show: those of tcx, cgroups, network namespaces and netfilter.
 
-This module only reads. A kernel without such programs, and a process that must not list them, give none.
+This module only reads. Where the kernel does not support such programs, or refuses to list them, the result is empty.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ _CGROUP = {  # BPF_CGROUP_*: those that refuse packets, sockets or addresses
     "connect6": 11, "sendmsg4": 14, "sendmsg6": 15, "recvmsg4": 19, "recvmsg6": 20,
 }  # fmt: skip
 _PROG_QUERY, _OBJ_GET_INFO, _LINK_GET_FD, _LINK_GET_NEXT = 16, 15, 30, 31
-_BYTES = 256  # of union bpf_attr; newer kernels write more than this module reads
-_COUNT_AT, _NEXT_AT, _UNION_AT = 24, 4, 16  # of query.prog_cnt, next_id, and the union in struct bpf_link_info
+_BYTES = 256  # a buffer for union bpf_attr or an answer, with room for the fields of newer kernels
+# Offsets of query.prog_cnt and next_id in union bpf_attr, and of the union in struct bpf_link_info.
+_COUNT_OFFSET, _NEXT_OFFSET, _UNION_OFFSET = 24, 4, 16
 _NETFILTER = 10  # BPF_LINK_TYPE_NETFILTER
 _NUMBER, _HOOK = struct.Struct("=I"), struct.Struct("=IIi")
 _MOST_LINKS = 20_000
 
 
 class NetfilterProgram(NamedTuple):
-    """A program at a hook of netfilter, in any network namespace: NFPROTO_*, NF_INET_*, and its priority."""
+    """A program of netfilter, in any network namespace; `family` is NFPROTO_*, `hook` NF_INET_*."""
 
     family: int
     hook: int
@@ -42,13 +43,13 @@ def list_tcx_directions(ifindex: int) -> list[str]:
 
 
 def has_socket_lookup() -> bool:
-    """Returns whether a program chooses the sockets that get this namespace's packets (sk_lookup)."""
-    return bool(_count_at("/proc/thread-self/ns/net", _SK_LOOKUP))
+    """Returns whether a program (sk_lookup) chooses which sockets get this namespace's packets."""
+    return bool(_count_of_file("/proc/thread-self/ns/net", _SK_LOOKUP))
 
 
 def list_cgroup_programs(directory: str) -> list[str]:
-    """Returns the kinds of programs that are attached to a cgroup itself, as `bpftool cgroup` names them."""
-    return [name for name, number in _CGROUP.items() if _count_at(directory, number)]
+    """Returns the kinds of programs that are attached to a cgroup itself, named as `bpftool cgroup` prints them."""
+    return [name for name, number in _CGROUP.items() if _count_of_file(directory, number)]
 
 
 def list_netfilter_programs() -> Iterator[NetfilterProgram]:
@@ -58,14 +59,14 @@ def list_netfilter_programs() -> Iterator[NetfilterProgram]:
         for _ in range(_MOST_LINKS):
             attributes = _attributes(number, 0)
             bpf(_LINK_GET_NEXT, attributes)
-            (number,) = _NUMBER.unpack_from(attributes, _NEXT_AT)
+            (number,) = _NUMBER.unpack_from(attributes, _NEXT_OFFSET)
             info = _link_info(number)
             if info.startswith(_NUMBER.pack(_NETFILTER)):
-                yield NetfilterProgram(*_HOOK.unpack_from(info, _UNION_AT))
+                yield NetfilterProgram(*_HOOK.unpack_from(info, _UNION_OFFSET))
 
 
 def _link_info(number: int) -> bytes:
-    """Returns the struct bpf_link_info of a link, b"" for one that is gone."""
+    """Returns the struct bpf_link_info of a link, b"" if it no longer exists."""
     info = array("B", bytes(_BYTES))
     address, size = info.buffer_info()
     with suppress(OSError):
@@ -78,7 +79,7 @@ def _link_info(number: int) -> bytes:
     return b""
 
 
-def _count_at(path: str, attach_type: int) -> int:
+def _count_of_file(path: str, attach_type: int) -> int:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -95,10 +96,10 @@ def _count(target: int, attach_type: int) -> int:
         bpf(_PROG_QUERY, attributes)
     except OSError:
         return 0
-    count: int = _NUMBER.unpack_from(attributes, _COUNT_AT)[0]
+    count: int = _NUMBER.unpack_from(attributes, _COUNT_OFFSET)[0]
     return count
 
 
 def _attributes(*numbers: int, form: str = "=II") -> bytearray:
-    """Returns the attributes of a command, two 32-bit numbers if `form` does not say otherwise."""
+    """Returns the attributes of a command; `form` is their struct format, two 32-bit numbers by default."""
     return bytearray(struct.pack(form, *numbers).ljust(_BYTES, b"\0"))

@@ -52,7 +52,8 @@ class FibRoute:
     """A route of any type; `hops` are (ifindex, gateway), none for a route that refuses.
 
     `nexthop` is the ID of its nexthop object, 0 without one: it, and not the route, then has the type. `protocol` is
-    the program that added the route (RTPROT_*). `source`: IPv6's route for packets from this network only.
+    the program that added the route (RTPROT_*). `source`: the network whose packets use the
+    route (IPv6), None for any.
     """
 
     kind: str

@@ -15,7 +15,7 @@ from kernel.wire import Attributes
 
 RTM_NEWTCLASS, RTM_GETTCLASS = 40, 42
 
-_QUEUE_HANDLE = 0x70780000
+QUEUE_HANDLE = 0x70780000  # of the class's queue, which passes everything
 _UNLIMITED = 1 << 50  # bytes/s: so fast that a packet takes no time
 _VERSION, _RATE_TO_QUANTUM = 3, 10  # TC_HTB_PROTOVER, which the kernel checks; the kernel's default, not used
 _QUANTUM = 1 << 16  # bytes that a class sends per turn; with one class the value does not matter
@@ -63,7 +63,7 @@ def create_requests(index: int, bucket: Bucket, default: int) -> list[Request]:
     return [
         request("create qdisc", new, index, (HTB, ROOT, HTB_HANDLE), {"attrs": root}),
         request("create class", RTM_NEWTCLASS, index, (HTB, HTB_HANDLE, LIMITED), {"attrs": parms}),
-        request("create qdisc", new, index, (TBF, LIMITED, _QUEUE_HANDLE), {"attrs": queue}),
+        request("create qdisc", new, index, (TBF, LIMITED, QUEUE_HANDLE), {"attrs": queue}),
     ]
 
 

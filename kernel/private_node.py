@@ -28,7 +28,7 @@ class Origin:
             }
             self._root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise unnamed_netns.refused("open the namespaces of this process", error) from error
+            raise unnamed_netns.refusal_error("open the namespaces of this process", error) from error
 
     def enter(self) -> None:
         """Returns to them; raises CniError(8)."""
@@ -38,7 +38,7 @@ class Origin:
             os.fchdir(self._root)
             os.chroot(".")  # entering a mount namespace sets the root directory to that of the namespace
         except OSError as error:
-            raise unnamed_netns.refused("return to the namespaces of this process", error) from error
+            raise unnamed_netns.refusal_error("return to the namespaces of this process", error) from error
 
 
 def enter(*empty_directories: str) -> None:

@@ -217,10 +217,15 @@ def filters_from_answers(messages: Sequence[DecodedMessage]) -> list[Filter]:
     return [entry for message in messages if (entry := _filter(message))]
 
 
+def list_qdiscs_request() -> Request:
+    """Returns the dump request for the qdiscs of all interfaces."""
+    return Request("list the qdiscs", QdiscMessage, RTM_GETQDISC, NLM_F_DUMP)
+
+
 def list_shaper_roots(socket: Socket) -> dict[int, Qdisc]:
     """Returns the root qdiscs that are shapers (Qdisc.is_shaper) by ifindex; raises KernelError."""
     by_index = {}
-    for message in socket.dump(Request("list the qdiscs", QdiscMessage, RTM_GETQDISC, NLM_F_DUMP)):
+    for message in socket.dump(list_qdiscs_request()):
         root = qdisc_from_answer(message)
         if root and root.is_shaper and message["parent"] == ROOT:
             by_index[message["index"]] = root

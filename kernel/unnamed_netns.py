@@ -30,7 +30,7 @@ def create_unnamed() -> Netns:
         finally:
             setns(home, _CLONE_NEWNET)
     except OSError as error:
-        raise refused("return from a new network namespace", error) from error
+        raise refusal_error("return from a new network namespace", error) from error
     finally:
         os.close(home)
     created.path = f"/proc/{os.getpid()}/fd/{created.fileno()}"
@@ -42,7 +42,7 @@ def enter_new() -> None:
     try:
         unshare(_CLONE_NEWNET)
     except OSError as error:
-        raise refused("create a network namespace", error) from error
+        raise refusal_error("create a network namespace", error) from error
 
 
 def set_loopback_up() -> None:
@@ -53,6 +53,6 @@ def set_loopback_up() -> None:
             socket.change(link.set_request(loopback, up=True))
 
 
-def refused(action: str, error: OSError) -> CniError:
+def refusal_error(action: str, error: OSError) -> CniError:
     """Returns the error of a namespace that this process may not create or enter."""
     return CniError(Code.INVALID_NETNS, f"cannot {action}: {reason(error.errno or 0)}", _NEEDS)

@@ -38,7 +38,7 @@ class Flow:
     """A UDP flow: its original direction as the kernel keeps it, the number of its entry, its zone or None.
 
     `reply_source`: the address and port to which its packets are forwarded, None if the kernel does not report it.
-    `reply_destination`: the address from which they are forwarded.
+    `reply_destination`: their source address when they leave.
     """
 
     source: Address
@@ -71,9 +71,9 @@ def list_udp_flows(socket: Socket, version: int, ports: Collection[int]) -> list
 
 
 def list_flows_from_others(socket: Socket, version: int, sources: set[Address], known: set[Address]) -> list[Flow]:
-    """Lists the UDP flows of `sources` that are forwarded from an address that is not `known`; raises KernelError.
+    """Lists the UDP flows of `sources` that leave with an address that is not `known`; raises KernelError.
 
-    A message with a known address as a destination is not decoded: of most flows, that of the replies is known.
+    Only messages without such an address as a destination are decoded: the replies of most flows go to one.
     """
     starts = [_address(_SOURCE_TYPES, one) for one in sources if one.version == version]
     ends = [_address(_DESTINATION_TYPES, one) for one in known | sources if one.version == version]
