@@ -11,7 +11,7 @@ from podwire import attachments, networks
 from podwire.attachments import CachedAttachment
 from podwire.command import Command, Context, Status, conf_dir, require_root
 from podwire.commands.attachment_options import add_dry_run, add_explain, add_options, build_runtime
-from podwire.delegates import is_flannel
+from podwire.flannel import is_flannel
 from podwire.networks import Network
 from podwire.node import release
 from podwire.node.inspection import read_snapshot

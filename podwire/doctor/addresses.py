@@ -20,10 +20,10 @@ from ipam.host_local.ranges import RangeSet
 from ipam.host_local.store import Store
 from kernel import locks
 from kernel.netfilter import iptables_program
-from podwire.delegates import is_flannel
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, mount_point, read_text
 from podwire.doctor.run import Run
+from podwire.flannel import is_flannel
 from podwire.output import plural
 
 _GROUP = "addresses"

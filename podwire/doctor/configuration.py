@@ -14,7 +14,7 @@ from shlex import quote
 from cni.address import Network as Subnet
 from kernel.fib import UNICAST
 from kernel.link import IFF_LOOPBACK
-from podwire import delegates
+from podwire import flannel
 from podwire.attachments import CachedAttachment
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, overlapping, types_of
@@ -78,7 +78,7 @@ _OTHERS = Fault(
 _NO_SUBNET = Fault(
     "flannel-subnet-missing",
     Severity.PROBLEM,
-    "flannel's daemon has written no subnet of this node into its file, without which flannel's plugin fails at ADD",
+    "the file of flannel's daemon has no subnet of this node: flannel's plugin fails at ADD",
     "the daemon's log has the reason: `kubectl -n kube-flannel logs ds/kube-flannel-ds`, of k3s `journalctl -u k3s`",
 )
 
@@ -261,9 +261,9 @@ def _leftovers(node: Node) -> Iterator[Finding]:
 
 def _flannel(node: Node) -> Iterator[Finding]:
     for network in node.networks:
-        for plugin in filter(delegates.is_flannel, network.plugins):
-            path = delegates.subnet_file(plugin)
-            if delegates.has_ranges(delegates.read_delegate(plugin)):
+        for plugin in filter(flannel.is_flannel, network.plugins):
+            path = flannel.subnet_file(plugin)
+            if flannel.has_ranges(flannel.resolve_delegate(plugin)):
                 continue
             if os.path.lexists(path) and not os.access(path, os.R_OK):
                 yield UNSEEN.finding(network.name, f"{path} cannot be read", UNSEEN.fix)
@@ -279,6 +279,6 @@ CHECKS = (
     Check(_GROUP, "forgotten", "the networks of running pods are configured", _forgotten, (_FORGOTTEN,)),
     Check(_GROUP, "subnets", "no two networks allocate the same addresses", _subnets, (_TOGETHER,)),
     Check(_GROUP, "host", "the host has no other route to the pods' subnets", _host, (_ON_HOST,)),
-    Check(_GROUP, "flannel", "no network lacks flannel's subnet", _flannel, (_NO_SUBNET,)),
+    Check(_GROUP, "flannel", "no network of flannel lacks the node's subnet", _flannel, (_NO_SUBNET,)),
     Check(_GROUP, "leftovers", "no file or interface of another CNI remains", _leftovers, (_OTHERS,)),
 )

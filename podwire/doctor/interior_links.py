@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from shlex import quote
 
 from kernel.link import IFF_NOARP, Link
-from podwire.delegates import read_delegate
 from podwire.doctor import interior_faults as faults
 from podwire.doctor import local_ports
 from podwire.doctor.finding import Finding, Severity
@@ -14,6 +13,7 @@ from podwire.doctor.gateways import gateway_commands, ipv6_of
 from podwire.doctor.interior_pod import InspectedPod
 from podwire.doctor.pods import list_uplinks
 from podwire.doctor.run import Run
+from podwire.flannel import resolve_delegate
 from process.values import replace
 
 _DEFAULT_MTU = 1500  # of a veth, if no MTU is configured
@@ -97,7 +97,7 @@ def _too_small(one: InspectedPod, link: Link, bridge: Link | None, least: int) -
 def _larger_than_bridge(one: InspectedPod, link: Link, veth: Link, bridge: Link, least: int) -> Iterator[Finding]:
     """Yields the finding about a pod that its bridge limits: the one without the configured MTU is wrong."""
     text = f'it has MTU {link.mtu}, but the bridge "{bridge.name}" has {bridge.mtu}'
-    configured = read_delegate(one.pod.item.network.plugins[0]).get("mtu")
+    configured = resolve_delegate(one.pod.item.network.plugins[0]).get("mtu")
     expected = configured if isinstance(configured, int) and configured else _DEFAULT_MTU
     if configured == "auto":  # ADD took the MTU of an uplink
         expected = max((uplink.mtu for uplink in list_uplinks(one.node)), default=_DEFAULT_MTU)

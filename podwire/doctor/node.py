@@ -29,7 +29,7 @@ from kernel.netfilter import nft, nft_chains
 from kernel.netfilter.nft import Chain
 from kernel.netfilter.ruleset import Ruleset, read_ruleset
 from kernel.route import TABLE_MAIN
-from podwire import attachments, delegates, networks, runtimes
+from podwire import attachments, flannel, networks, runtimes
 from podwire.attachments import CachedAttachment
 from podwire.checking import Checker
 from podwire.doctor.run import Run
@@ -307,7 +307,7 @@ def overlapping(one: Subnet, others: Iterable[Subnet]) -> Subnet | None:
 
 
 def _interface(network: Network, listed: Mapping[str, object]) -> Interface | None:
-    plugin = delegates.read_delegate(listed)
+    plugin = flannel.resolve_delegate(listed)
     kind = str(plugin["type"])
     if kind not in ("bridge", "ptp"):
         return None

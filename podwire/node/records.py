@@ -24,7 +24,7 @@ from ipam.host_local.ranges import RangeSet
 from ipam.host_local.store import Store
 from plugins.tuning import backup
 from plugins.tuning import conf as tuning
-from podwire import attachments, delegates, networks
+from podwire import attachments, flannel, networks
 from podwire.attachments import CachedAttachment
 from podwire.networks import Network, NetworkFile
 from podwire.node.links import Kernel
@@ -149,7 +149,7 @@ def read_records(directories: Directories) -> Records:
 
 def bridge_names(network: Network | None, kernel: Kernel) -> tuple[str, ...]:
     """Returns the names of the bridges of a network, also of those that its configuration names by an altname."""
-    plugins = map(delegates.read_delegate, network.plugins if network else ())
+    plugins = map(flannel.resolve_delegate, network.plugins if network else ())
     names = (str(plugin.get("bridge") or _BRIDGE) for plugin in plugins if plugin.get("type") == "bridge")
     return tuple(dict.fromkeys(map(kernel.real_name, names)))
 
@@ -167,7 +167,7 @@ def host_local_pools(network: Network) -> list[tuple[str, tuple[RangeSet, ...]]]
     """Returns the directory and ranges of each plugin whose IPAM is host-local; invalid or unknown ranges are ()."""
     pools = []
     for plugin in network.plugins:
-        net_conf = network.net_conf(delegates.read_delegate(plugin))
+        net_conf = network.net_conf(flannel.resolve_delegate(plugin))
         try:
             if net_conf.ipam_type == "host-local":
                 pools.append((host_local.data_dir(net_conf), _range_sets(net_conf)))

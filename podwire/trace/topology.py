@@ -14,7 +14,7 @@ from cni.fields import Fields
 from kernel.link import Link
 from kernel.netns import Netns
 from podwire.attachments import CachedAttachment
-from podwire.delegates import read_delegate
+from podwire.flannel import resolve_delegate
 from podwire.lint.known import nearest
 from podwire.node.model import HostPort, Pod
 from podwire.node.snapshot import Snapshot
@@ -122,7 +122,7 @@ class Topology:
     def is_gateway(self, pod: Pod) -> bool:
         """Returns whether the configuration makes the node the pod's gateway."""
         cached = self.cached(pod)
-        plugin = read_delegate(cached.network.plugins[0]) if cached and cached.network else {"type": ""}
+        plugin = resolve_delegate(cached.network.plugins[0]) if cached and cached.network else {"type": ""}
         fields = Fields(plugin)
         return plugin["type"] == "ptp" or fields.boolean("isGateway") or fields.boolean("isDefaultGateway")
 

@@ -17,7 +17,7 @@ from cni import versions
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from cni.result import from_json
-from podwire.delegates import is_flannel, read_delegate
+from podwire.flannel import is_flannel, resolve_delegate
 from podwire.networks import Network
 from podwire.verbs import origin, result_cache
 from podwire.verbs.invoke import Call, PodArgs, Serve, Step, environment
@@ -144,7 +144,7 @@ def status(runtime: PluginRunner, network: Network) -> tuple[str, ...]:
         else:
             runtime.run("VERSION", PodArgs(), plugin, {"cniVersion": network.version})
             unasked.append(str(plugin["type"]))
-        delegate = read_delegate(plugin)
+        delegate = resolve_delegate(plugin)
         if is_flannel(plugin) and (serving := _serving("STATUS", runtime, network, delegate)):
             runtime.run("STATUS", PodArgs(), delegate, serving.build_config(delegate))
     return tuple(unasked)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from podwire.delegates import has_ranges, read_delegate
+from podwire.flannel import has_ranges, resolve_delegate
 from tests.support.flannel import subnet_env
 
 
@@ -10,13 +10,13 @@ def test_delegate_of_flannel(tmp_path: Path) -> None:
     """The keys of "delegate" win over the file's, and the file's subnets over those of "ipam"."""
     path = tmp_path / "subnet.env"
     plugin = {"type": "flannel", "subnetFile": str(path), "delegate": {"mtu": 9000}, "ipam": {"dataDir": "/x"}}
-    before = read_delegate(plugin)
+    before = resolve_delegate(plugin)
     assert (before["type"], before["ipam"]) == ("bridge", {"type": "host-local", "dataDir": "/x"})
     assert not has_ranges(before)
     path.write_text(subnet_env("10.42.3.1/24", "fd42::1/64"))
     ranges = [[{"subnet": "10.42.3.0/24"}], [{"subnet": "fd42::/64"}]]
     expected = {"type": "bridge", "isGateway": True, "ipMasq": False, "mtu": 9000}
     ipam = {"type": "host-local", "dataDir": "/x", "ranges": ranges}
-    assert read_delegate(plugin) == {**expected, "ipam": ipam}
+    assert resolve_delegate(plugin) == {**expected, "ipam": ipam}
     other = {"type": "bridge"}
-    assert read_delegate(other) is other
+    assert resolve_delegate(other) is other

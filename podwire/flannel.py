@@ -1,7 +1,7 @@
-"""The configuration of flannel's delegate, which no file of net.d contains: flannel's plugin writes it at each ADD.
+"""The configuration of flannel's delegate: flannel's plugin generates it at each ADD, so no file of net.d contains it.
 
-The delegate is bridge with host-local by default. Its ranges are the node's subnets in the file that flannel's daemon
-writes; without that file each ADD fails, and the delegate has no ranges here.
+The delegate is bridge with host-local by default. Its ranges are the node's subnets, which flannel's daemon writes into
+a file. If that file cannot be read, each ADD fails, and the configuration returned here has no ranges.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _MOST_BYTES = 64 << 10
 
 
 def is_flannel(plugin: Mapping[str, object]) -> bool:
-    """Returns whether a plugin of a list is flannel, which runs another one and has neither GC nor STATUS."""
+    """Returns whether a plugin is flannel, which runs another plugin and has neither GC nor STATUS."""
     return plugin.get("type") == "flannel"
 
 
 def subnet_file(plugin: Mapping[str, object]) -> str:
-    """Returns the path of the file from which flannel's plugin takes the node's subnets."""
+    """Returns the path of the file that has the node's subnets for flannel's plugin."""
     return str(plugin.get("subnetFile") or _SUBNET_FILE)
 
 
-def read_delegate(plugin: Mapping[str, object]) -> Mapping[str, object]:
-    """Returns the configuration that flannel's plugin passes to its delegate, of any other plugin `plugin` itself."""
+def resolve_delegate(plugin: Mapping[str, object]) -> Mapping[str, object]:
+    """Returns the configuration that flannel's plugin passes to its delegate; returns any other plugin unchanged."""
     if not is_flannel(plugin):
         return plugin
     subnets, settings = _read_subnet_file(subnet_file(plugin))
@@ -43,7 +43,7 @@ def has_ranges(delegate: Mapping[str, object]) -> bool:
 
 
 def _read_subnet_file(path: str) -> tuple[list[str], dict[str, object]]:
-    """Returns the node's subnets, and the keys for the delegate; none of a file that cannot be read."""
+    """Returns the node's subnets, and keys for the delegate's configuration; none if the file cannot be read."""
     try:
         text = files.read(path, _MOST_BYTES).decode()
         variables = dict(line.partition("=")[::2] for line in text.splitlines())
