@@ -19,7 +19,7 @@ def gateways_of(bridge: str) -> str:
 
 
 def advertised_at(interface: str) -> str:
-    """Returns the name of the default route that a pod advertised at an interface in `Finding.objects`."""
+    """Returns the name in `Finding.objects` of the default route that a pod advertised at an interface."""
     return f"advertised at {interface}"
 
 

@@ -96,7 +96,7 @@ class _Inspection:
 
     def _obstacles(self, link: Link) -> Iterator[Finding]:
         for one in (*list_obstacles(self._interior, link), *list_namespace_obstacles(self._interior)):
-            if one.name != ARP_OFF:  # faults.NOARP
+            if one.name != ARP_OFF:  # interior_links reports it (faults.NOARP)
                 severity = Severity.NOTE if one.name in PERHAPS else None
                 advice = (
                     f"if the pod's software did not intend it, change it there; to list it: {self._one.inner(one.look)}"
@@ -119,8 +119,9 @@ class _Inspection:
         if gate is not None and gate.mac and neighbour in self._pod.gateways:
             return gate.mac_bytes
         owner = self._one.owners.get(neighbour)
-        is_other = owner is not None and owner is not self._pod and owner.item is self._pod.item
-        return owner.mac_bytes if owner is not None and is_other else None
+        if owner is None or owner is self._pod or owner.item is not self._pod.item:
+            return None
+        return owner.mac_bytes
 
     def _rules(self) -> Iterator[Finding]:
         rules = self._interior.ruleset

@@ -106,7 +106,7 @@ RESOLVER = Fault(
 TRAFFIC = Fault(
     "pod-traffic",
     Severity.WARNING,
-    "a queue or a filter at the interface in a running pod loses packets; or, a note, an eBPF program sees all packets "
-    "there or chooses the sockets that get them (sk_lookup): doctor does not know what it does",
+    "a queue or a filter of the interface in a running pod loses packets. An eBPF program that sees all packets there, "
+    "or chooses the sockets that get them (sk_lookup), is a note: doctor does not know what it does",
     "if the pod's software did not intend it, remove it in the pod or create the pod again",
 )

@@ -20,8 +20,8 @@ _PORT = 53
 _OTHER_FILE = "a copy of the host's resolv.conf names the host's own resolver: give the runtime another file (kubelet: "
 _OTHER_FILE += "resolvConf: /run/systemd/resolve/resolv.conf), and create the pod again"
 
-_RESTART = "start the program that keeps the rules of services (kube-proxy) again, or create the service's pod again"
-_CACHE = "start the cache again, or set the resolver to the address of the DNS service and create the pod again"
+_SERVICE_FIX = "start the program that keeps the rules of services (kube-proxy), or create the service's pod again"
+_CACHE_FIX = "start the cache again, or set the resolver to the address of the DNS service and create the pod again"
 
 
 def list_findings(one: InspectedPod) -> Iterator[Finding]:
@@ -52,16 +52,14 @@ def _problem(one: InspectedPod, resolver: Address) -> tuple[str, str] | None:
     target = traverse(one.node.ruleset, packet, PREROUTING).packet.destination
     if target != resolver:  # a service's address
         is_gone = _is_no_pod(one, target) and not one.node.has(target)
-        return (f"is a service that leads to {target}, which no pod has", _RESTART) if is_gone else None
+        return (f"is a service that leads to {target}, which no pod has", _SERVICE_FIX) if is_gone else None
     if links := one.node.links_by_address.get(resolver):
         # kube-proxy's IPVS has the addresses of services on an interface of kind dummy.
         if _listens(one.node, resolver) or all(link.kind == "dummy" for link in links):
             return None
         return "is the node, where no program listens on UDP port 53", faults.RESOLVER.fix
-    if _is_answered_here(one, resolver, source) and not _is_answered_here(
-        one, remote_addresses(source.version)[0], source
-    ):
-        return "is a cache of the host (NodeLocal DNSCache) by its rules NOTRACK, and no interface has it", _CACHE
+    if _is_of_cache(one, resolver, source):
+        return "belongs to a cache on the host (NodeLocal DNSCache has rules for it); no interface has it", _CACHE_FIX
     if _is_no_pod(one, resolver):
         return "is no pod's address, although it is in the pods' subnet", faults.RESOLVER.fix
     return None
@@ -71,8 +69,13 @@ def _is_no_pod(one: InspectedPod, address: Address) -> bool:
     return any(address in subnet for subnet in one.pod.item.subnets) and address not in one.owners
 
 
-def _is_answered_here(one: InspectedPod, resolver: Address, pod: Address) -> bool:
-    """Returns whether a rule excludes the host's answers from an address from connection tracking."""
+def _is_of_cache(one: InspectedPod, resolver: Address, pod: Address) -> bool:
+    """Returns whether rules exclude the host's answers from the resolver from connection tracking, but not from all."""
+    other = remote_addresses(pod.version)[0]
+    return _is_untracked(one, resolver, pod) and not _is_untracked(one, other, pod)
+
+
+def _is_untracked(one: InspectedPod, resolver: Address, pod: Address) -> bool:
     answer = Packet(pod.version, resolver, pod, UDP, _PORT, None, source_type=LOCAL_ADDRESS)
     return any(event.action.kind == "untrack" for event in traverse(one.node.ruleset, answer, OUTPUT).events)
 

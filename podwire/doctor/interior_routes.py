@@ -42,9 +42,11 @@ def list_findings(one: InspectedPod, link: Link) -> Iterator[Finding]:
 
 
 def _advertised(one: InspectedPod, link: Link) -> Iterator[Finding]:
-    """Yields the IPv6 default routes that a pod learned from a router that is not its gateway, the host."""
+    """Yields the IPv6 default routes that a pod learned from another router than the host, its gateway."""
     gateways = [each for each in one.pod.gateways if each.version == 6]
-    for route in one.interior.fib.routes if gateways and one.pod.item.routed else ():
+    if not (gateways and one.pod.item.routed):
+        return
+    for route in one.interior.fib.routes:
         is_learned = route.protocol == BY_ADVERTISEMENT and route.ifindex == link.index
         if is_learned and not route.destination.prefixlen and not (route.gateway and one.node.has(route.gateway)):
             words = route.describe(one.interior.names)

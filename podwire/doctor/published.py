@@ -1,4 +1,4 @@
-"""Checks published ports: host processes that listen on them; and UDP flows that a stale entry leads elsewhere."""
+"""Checks published ports, on which host processes may listen, and the tracked UDP flows, which may be out of date."""
 
 from __future__ import annotations
 
@@ -31,12 +31,10 @@ _USED = Fault(
 _STALE = Fault(
     "conntrack-stale",
     Severity.PROBLEM,
-    "connection tracking remembers a UDP flow to a published port from before the port was the pod's: as long as "
-    "packets come, they go elsewhere",
+    "connection tracking has a UDP flow to a published port that is older than the pod's port: as long as packets "
+    "come, they go to the former target",
     "`conntrack -D -p udp --orig-dst ADDRESS --orig-port-dst PORT`",
 )
-
-
 _OLD = Fault(
     "conntrack-old-address",
     Severity.PROBLEM,
@@ -116,13 +114,13 @@ def _old_addresses(node: Node) -> Iterator[Finding]:
     for address in dict.fromkeys(flow.reply_destination for flow in stale):
         same = [flow for flow in stale if flow.reply_destination == address]
         pod, first = pods[same[0].source], same[0]
-        flows = f"{plural(len(same), 'UDP flow')}, as of {pod.name} to {first.destination} port {first.port},"
-        text = f"{flows} leave with {address}"
-        yield _OLD.finding(pod.item.network.name, f"{text}, which the host does not have any more", *_fix(same))
+        flow = f"from {pod.name} to {first.destination} port {first.port}"
+        text = f"{plural(len(same), 'UDP flow')} leave with {address}, which the host has lost, for example that {flow}"
+        yield _OLD.finding(pod.item.network.name, text, *_fix(same))
 
 
 def _is_masqueraded(node: Node, flow: Flow) -> bool:
-    """Returns whether a new flow would get an address of the host: otherwise a rule has set that of the flow."""
+    """Returns whether a rule masquerades the flow; otherwise a rule with a fixed address has set its source."""
     uplink = node.link_of(node.fib.look_up(packet_to(flow.destination)).ifindex)
     packet = Packet(
         flow.source.version, flow.source, flow.destination, UDP, flow.source_port, flow.port,

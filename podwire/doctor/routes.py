@@ -117,20 +117,14 @@ def _defaults(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
         packet = packet_to(remote_addresses(version)[0], node_address(node, version))
         if links and not _of_host(node, packet).kind:
             text = f'the host has no IPv{version} default route: "{links[0].name}" reaches only connected networks'
-            text += _other_sources(node, packet)
+            text += node.fib.describe_other_source(packet, node.names)
             yield _NO_DEFAULT.finding("host", text, "add it as the node's network configuration says")
 
 
 def _of_host(node: Node, packet: Packet) -> Choice:
-    """Returns the route of a packet that the host sends, from no address yet or, if that has none, from its address."""
+    """Returns the host's route for a packet without a source address or, if there is none, with the host's address."""
     choice = node.fib.look_up(without_source(packet))
     return choice if choice.kind else node.fib.look_up(packet)
-
-
-def _other_sources(node: Node, packet: Packet) -> str:
-    """Returns text about the first route that would have a packet, if it came from another network; "" without one."""
-    routes = node.fib.list_of_other_sources(packet)
-    return f'; the route "{node.describe(routes[0])}" is only for packets from {routes[0].source}' if routes else ""
 
 
 def _is_uplink(node: Node, link: Link) -> bool:
@@ -260,7 +254,7 @@ def _refused(node: Node, pod: VethPod, packet: Packet, choice: Choice, which: st
     elif thrown := node.fib.list_thrown(packet):
         text = f'the route "{node.describe(thrown[0])}" ends the search for {which}, and no other table has a route'
     else:
-        text = f"no route of the host matches {which}{_other_sources(node, packet)}"
+        text = f"no route of the host matches {which}{node.fib.describe_other_source(packet, node.names)}"
     is_to_pod = packet.destination in pod.addresses
     find = route_fixes.toward_pod if is_to_pod else route_fixes.from_pod
     fix, advice = find(node, pod, packet, choice)

@@ -28,12 +28,13 @@ from podwire.node.rule_owners import ADMINISTRATOR, PODWIRE
 from podwire.output import plural
 from podwire.predictions.conditions import conditions_of
 from podwire.predictions.evaluation import FORWARD, Fate, PacketEvent
+from podwire.predictions.verdicts import Action
 
 _GROUP = "packet filter"
 LEGACY = "iptables-legacy"  # a value of `Finding.objects`
 _ENDS = ("drop", "reject", "queue", "expire")
 _QUEUES = "/proc/net/netfilter/nfnetlink_queue"
-_FEW_PORTS = 1000
+_FEW_PORTS = 1000  # so many connections to one server can be open at once
 _WORDS = {
     "drop": "drops",
     "reject": "rejects",
@@ -172,7 +173,7 @@ def _is_relevant(node: Node, programs: _Programs, one: Happening) -> bool:
     if kind in ("dnat", "redirect"):
         return _takes_away(programs, one)
     if kind in ("snat", "masquerade"):
-        return _takes_source(node, one)
+        return _spoils_source(node, one)
     return _bypasses(one)
 
 
@@ -184,12 +185,17 @@ def _takes_away(programs: _Programs, one: Happening) -> bool:
     return one.label in (probes.TO_OTHERS, probes.TO_LAN, probes.TO_NODE) and not is_proxied
 
 
-def _takes_source(node: Node, one: Happening) -> bool:
+def _spoils_source(node: Node, one: Happening) -> bool:
+    """Returns whether a rule sets a source address that gets no answers, or leaves few source ports."""
     action = one.event.action
     if one.label in (probes.TO_OTHERS, probes.TO_LAN):
         is_foreign = action.address is not None and action.address not in host_addresses(node)
-        return (action.kind == "snat" and is_foreign) or 0 < action.ports < _FEW_PORTS
+        return (action.kind == "snat" and is_foreign) or _has_few_ports(action)
     return one.label == probes.PUBLISHED and one.event.rule is not None
+
+
+def _has_few_ports(action: Action) -> bool:
+    return 0 < action.ports < _FEW_PORTS
 
 
 def _bypasses(one: Happening) -> bool:
@@ -263,7 +269,7 @@ def _fault(culprit: Culprit) -> Fault:
     if kind in ("dnat", "redirect"):
         return _NAT
     if kind in ("snat", "masquerade"):
-        return _FEW if 0 < event.action.ports < _FEW_PORTS else _SOURCE
+        return _FEW if _has_few_ports(event.action) else _SOURCE
     if kind == "mss":
         return _SEGMENTS
     if kind not in _ENDS:
@@ -285,7 +291,7 @@ def _what(event: PacketEvent) -> str:
         word += " some of the"
     if event.action.kind == "dnat" and event.action.address:
         word = f"sends to {event.action.address}"
-    if 0 < event.action.ports < _FEW_PORTS:
+    if _has_few_ports(event.action):
         word = f"leaves {plural(event.action.ports, 'source port')} to"
     elif event.action.kind == "snat" and event.action.address:
         word = f"sets {event.action.address} as the source of"

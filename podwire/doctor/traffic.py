@@ -1,4 +1,4 @@
-"""Checks what the interfaces on the pods' way do to every packet: queues, filters, programs, ARP, a bridge's entry."""
+"""Checks what loses packets on the pods' way whichever their sender: queues, filters, eBPF programs, ARP, a bridge."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FAULTS = (
         obstacles.CLASS,
         Severity.NOTE,
         "a class of traffic control (htb) of an interface on the pods' way passes less than 1 Mbit/s and has held "
-        "packets back; doctor does not know whose. The class that packets enter by default is a warning",
+        "packets back; doctor does not know which packets. HTB's default class is a warning",
         "`tc -s class show dev INTERFACE` shows it: change it in the program that created it",
     ),
     Fault(
@@ -83,7 +83,7 @@ def _check(node: Node) -> Iterator[Finding]:
 
 
 def _cgroups(pods: list[VethPod]) -> Iterator[Finding]:
-    """Yields the cgroups of pods with programs: `podwire test` sends from another cgroup, and does not meet them."""
+    """Yields the cgroups of pods that have programs, to which packets of `podwire test` do not belong."""
     named: dict[str, list[str]] = {}
     programs: dict[str, tuple[str, ...]] = {}
     for pod in pods:
@@ -92,8 +92,8 @@ def _cgroups(pods: list[VethPod]) -> Iterator[Finding]:
             named.setdefault(path, []).append(pod.name)
     for path, kinds in programs.items():
         more = f" and {len(named[path]) - 1} more" if len(named[path]) > 1 else ""
-        text = f"programs ({', '.join(kinds)}) of a cgroup of {named[path][0]}{more} can refuse packets or connections "
-        text += "of its processes, and not those of podwire test"
+        text = f"eBPF programs ({', '.join(kinds)}) can refuse packets or connections of the processes of "
+        text += f"{named[path][0]}{more}, but not those of podwire test"
         yield _CGROUP.finding(path, text, f"look at: bpftool cgroup show {quote(path)}")
 
 

@@ -10,13 +10,14 @@ from kernel import ebpf
 from podwire.facts.resolvers import processes_by_namespace
 
 _MOUNTS = "/proc/self/mounts"
-_UNITS = "system.slice"  # of systemd's services: what it attaches there belongs to its accounting
+_UNITS = "system.slice"  # the services of systemd, which attaches programs there that only count packets
 
 
 def list_programs(netns: str) -> dict[str, tuple[str, ...]]:
-    """Returns the programs on a pod's way that refuse packets or connections, by the directory of their cgroup.
+    """Returns the kinds of programs that can refuse a pod's packets or connections, by the directory of their cgroup.
 
-    Without those of the root, which Cilium and Calico attach, and those that the services of the node have, too.
+    Programs of the root cgroup, which Cilium and Calico attach, and kinds that the node's services have as well are
+    left out.
     """
     root, programs = _root(), {}
     with suppress(OSError):

@@ -6,6 +6,7 @@ chooses among all rules and routes in the same way, so that the entry that refus
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from cni.address import Address
@@ -56,7 +57,7 @@ class Fib:
     def __init__(self, rules: list[FibRule], routes: list[FibRoute]) -> None:
         self.rules = sorted(rules, key=lambda rule: rule.priority)
         self.routes = routes
-        # By IP version and table: by prefix length, the longest first, the routes of each prefix, the best first.
+        # By (IP version, table), then by prefix length (longest first), then by prefix: its routes, best first.
         self._tables: dict[tuple[int, int], dict[int, dict[int, list[FibRoute]]]] = {}
         for one in sorted(routes, key=_order):
             network = one.destination
@@ -78,10 +79,12 @@ class Fib:
         best = (self._best(rule, packet) for rule in rules if _matches(rule, packet))
         return [one for one in best if one is not None and one.kind == THROW]
 
-    def list_of_other_sources(self, packet: Packet) -> list[FibRoute]:
-        """Returns the routes to a packet's destination that are only for packets from other networks."""
-        routes = [one for one in self.routes if one.source and packet.source not in one.source]
-        return [one for one in routes if packet.destination in one.destination]
+    def describe_other_source(self, packet: Packet, names: Mapping[int, str]) -> str:
+        """Returns text about a route that a packet would use if it came from another network; "" without one."""
+        for one in self.routes:
+            if one.source and packet.source not in one.source and packet.destination in one.destination:
+                return f'; the route "{one.describe(names)}" is only for packets from {one.source}'
+        return ""
 
     def list_defaults(self, version: int) -> list[FibRoute]:
         """Returns the default routes of all tables that have an interface: those of table main first, by metric."""

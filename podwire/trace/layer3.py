@@ -55,8 +55,7 @@ def routing_suspects(place: Place, packet: Packet) -> Iterator[Suspect]:
         yield Suspect("route", place.name, text, route, look=f"ip {version}route show table all")
     else:
         text = f"packets to {packet.destination}: {_REASONS.get(choice.error, f'error {choice.error}')}"
-        for other in place.fib.list_of_other_sources(packet)[:1]:
-            text += f"; the route {other.describe(place.names)} is only for packets from {other.source}"
+        text += place.fib.describe_other_source(packet, place.names)
         yield Suspect(
             "route", place.name, text, str(packet.destination), look=f"ip {version}route get {packet.destination}"
         )
