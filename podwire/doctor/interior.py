@@ -27,7 +27,7 @@ from podwire.doctor.pods import VethPod, list_pods, remote_addresses
 from podwire.facts.network import NetworkFacts
 from podwire.output import plural
 from podwire.predictions.evaluation import INPUT, OUTPUT, PREROUTING, Fate, PacketEvent, traverse
-from podwire.predictions.obstacles import ARP_OFF, PERHAPS, list_namespace_obstacles, list_obstacles
+from podwire.predictions.obstacles import ARP_OFF, UNCERTAIN, list_namespace_obstacles, list_obstacles
 from process.values import replace
 
 _GROUP = "pods"
@@ -97,7 +97,7 @@ class _Inspection:
     def _obstacles(self, link: Link) -> Iterator[Finding]:
         for one in (*list_obstacles(self._interior, link), *list_namespace_obstacles(self._interior)):
             if one.name != ARP_OFF:  # interior_links reports it (faults.NOARP)
-                severity = Severity.NOTE if one.name in PERHAPS else None
+                severity = Severity.NOTE if one.name in UNCERTAIN else None
                 advice = (
                     f"if the pod's software did not intend it, change it there; to list it: {self._one.inner(one.look)}"
                 )

@@ -1,7 +1,7 @@
 """Checks the node's way to other machines: default routes that pods advertised, gateways, subnets, the source address.
 
-These leave each packet a route, so that the check of routes finds nothing: the packet goes to a wrong machine, or the
-answer does.
+With these faults each packet has a route, so that the check of routes reports nothing. But the packet goes to a wrong
+machine, or its answer does.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from podwire.doctor.pods import VethPod, list_pods, list_uplinks, remote_address
 from podwire.doctor.run import Run, unless_intended
 
 _GROUP = "routes"
-_MAC_DIGITS = 17  # "02:00:00:00:00:01": an interface of Ethernet
-_WIDEST = 16  # the prefix length of the largest subnet of public addresses that one Ethernet may have
+_ETHERNET_MAC = len("02:00:00:00:00:01")
+_SHORTEST_PREFIX = 16  # of a subnet of public addresses on one Ethernet
 
 _ADVERTISED = Fault(
     "default-advertised-by-pod",
     Severity.PROBLEM,
-    "the host learned an IPv6 default route from a router advertisement of its pods: it may send packets to "
-    "other machines to that pod",
+    "the host learned an IPv6 default route from a pod's router advertisement: it may send that pod the packets to "
+    "other machines",
     "`sysctl -w net/ipv6/conf/INTERFACE/accept_ra=0`, and `ip -6 route del` with the route in the finding",
 )
-_SHADOWED = Fault(
+_OCCUPIED = Fault(
     "gateway-is-host",
     Severity.PROBLEM,
-    "the host has the address of its gateway on one of its interfaces (IPVS has externalIPs there): it delivers "
-    "packets to that machine to itself",
+    "one of the host's interfaces has the address of the host's gateway (with IPVS, that of an externalIP): the host "
+    "keeps the packets for the gateway",
     "remove the address from the Service, or from the program that added it",
 )
 _WIDE = Fault(
     "uplink-subnet-wide",
     Severity.WARNING,
-    "the prefix length of an uplink's address covers more public addresses than a network has: the host looks for "
-    "distant machines by ARP, and does not send to its gateway",
-    "set the address with the prefix length that its network has",
+    "the subnet of an uplink's address has more public addresses than one network: the host looks for distant "
+    "machines by ARP, and does not send to its gateway",
+    "set the address with its network's prefix length",
 )
 _SOURCE = Fault(
     "uplink-without-address",
     Severity.PROBLEM,
-    "the uplink has no address for masquerading: the pods' packets leave with one of another interface, and no "
+    "the uplink has no address for masquerading: the pods' packets leave with the address of another interface, and no "
     "answer arrives",
     "give the uplink its address again; a node that forwards gets one of a router advertisement only if accept_ra is 2",
 )
@@ -65,9 +65,11 @@ def _check(node: Node) -> Iterator[Finding]:
     if pods:
         advertised = list(_advertised(node, pods))
         yield from advertised
-        yield from _shadowed(node)
-        yield from _wide(node)
-        yield from [] if advertised else _sources(node, pods)
+        yield from _occupied_gateways(node)
+        yield from _wide_subnets(node)
+        if not advertised:
+            yield from _sources(node, pods)
+            yield from _disabled_ipv6(node, pods)
 
 
 def _advertised(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
@@ -81,39 +83,39 @@ def _advertised(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
             yield _ADVERTISED.finding(link.name, text, fix, objects=(advertised_at(link.name),))
 
 
-def _shadowed(node: Node) -> Iterator[Finding]:
+def _occupied_gateways(node: Node) -> Iterator[Finding]:
     gateways = {hop: route for route in node.fib.routes if route.table == TABLE_MAIN for _, hop in route.hops if hop}
     for gateway, route in gateways.items():
         links = node.links_by_address.get(gateway)
         if links and node.fib.look_up(packet_to(gateway)).kind == LOCAL:
             text = f'"{links[0].name}" has the address {gateway} of the gateway of "{node.describe(route)}"'
-            fix = f"remove {gateway} from the Service's externalIPs, or from the program that added it; to look at it: "
-            fix += f"ip address show dev {quote(links[0].name)}"
-            yield _SHADOWED.finding(links[0].name, text, fix)
+            look = f"ip address show dev {quote(links[0].name)}"
+            fix = f"remove {gateway} from the Service's externalIPs, or in the program that added it; to list: {look}"
+            yield _OCCUPIED.finding(links[0].name, text, fix)
 
 
-def _wide(node: Node) -> Iterator[Finding]:
+def _wide_subnets(node: Node) -> Iterator[Finding]:
     for link in list_uplinks(node):
         for one in node.addresses.get(link.index, ()):
             network = one.address.network
-            if network.version == 4 and network.prefixlen < _WIDEST and network.is_global and _asks_by_arp(node, link):
-                text = f"its address {one.address} makes {network.num_addresses} public addresses its neighbours"
-                yield _WIDE.finding(link.name, text, f"{_WIDE.fix}: ip address show dev {quote(link.name)}")
+            is_wide = network.version == 4 and network.prefixlen < _SHORTEST_PREFIX and network.is_global
+            if is_wide and _is_on_link(node, link):
+                text = f"the subnet of its address {one.address} has {network.num_addresses} public addresses"
+                yield _WIDE.finding(link.name, text, f"{_WIDE.fix}; to list it: ip address show dev {quote(link.name)}")
 
 
-def _asks_by_arp(node: Node, link: Link) -> bool:
-    """Returns whether the host looks for the machines of a wide network at an interface."""
+def _is_on_link(node: Node, link: Link) -> bool:
+    """Returns whether the host sends packets to a wide subnet without a gateway, so that it looks for each machine."""
     routes = (one for one in node.fib.routes if one.ifindex == link.index and not one.gateway)
-    is_used = any(0 < one.destination.prefixlen < _WIDEST for one in routes)
-    return is_used and len(link.mac) == _MAC_DIGITS and not link.flags & IFF_NOARP
+    is_used = any(0 < one.destination.prefixlen < _SHORTEST_PREFIX for one in routes)
+    return is_used and len(link.mac) == _ETHERNET_MAC and not link.flags & IFF_NOARP
 
 
 def _sources(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
-    """Yields an address that masquerading uses although it is none of the host's for other machines."""
+    """Yields uplinks whose masqueraded packets get no answers: they leave with a pods' or a link-local address."""
     subnets, gates = [subnet for pod in pods for subnet in pod.item.subnets], [pod.gate for pod in pods]
     for version in (4, 6):
-        masqueraded = [pod for pod in pods if _leaves(pod, version)]
-        if not masqueraded:
+        if not any(_is_masqueraded(pod, version) for pod in pods):
             continue
         remote = remote_addresses(version)[0]
         choice, source = node.fib.look_up(packet_to(remote)), fib.source_for(node.socket, remote)
@@ -122,14 +124,20 @@ def _sources(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
         if source and not is_usable and uplink and uplink not in gates:
             text = f"it has no IPv{version} address for other machines: pods' packets leave with {source}"
             yield _SOURCE.finding(uplink.name, text, "give it its address again")
-        for link in list_uplinks(node) if version == 6 and not choice.kind else ():
-            name = f"ipv6/conf/{link.name}/disable_ipv6"
-            if node.sysctl(name) == "1":
-                text = "it is 1, but the pods have an IPv6 default route: their IPv6 packets do not leave the host"
-                yield _IPV6_OFF.finding(f"net/{name}", text, unless_intended(sysctl.command(name, "0")))
 
 
-def _leaves(pod: VethPod, version: int) -> bool:
+def _disabled_ipv6(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
+    has_route = node.fib.look_up(packet_to(remote_addresses(6)[0])).kind
+    if has_route or not any(_is_masqueraded(pod, 6) for pod in pods):
+        return
+    for link in list_uplinks(node):
+        name = f"ipv6/conf/{link.name}/disable_ipv6"
+        if node.sysctl(name) == "1":
+            text = "it is 1, but the pods have an IPv6 default route: their IPv6 packets do not leave the host"
+            yield _IPV6_OFF.finding(f"net/{name}", text, unless_intended(sysctl.command(name, "0")))
+
+
+def _is_masqueraded(pod: VethPod, version: int) -> bool:
     """Returns whether a pod's packets to other machines are masqueraded."""
     has_default = any(
         one.dst.version == version and not one.dst.network.prefixlen for one in pod.attachment.typed_result.routes
@@ -143,6 +151,6 @@ CHECKS = (
         "way out",
         "the host sends the pods' packets to its gateway, from its address",
         _check,
-        (_ADVERTISED, _SHADOWED, _WIDE, _SOURCE, _IPV6_OFF),
+        (_ADVERTISED, _OCCUPIED, _WIDE, _SOURCE, _IPV6_OFF),
     ),
 )

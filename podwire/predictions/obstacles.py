@@ -1,6 +1,6 @@
-"""What at an interface loses packets of any sender: queues, filters, programs, no ARP, a bridge's missing entry.
+"""What loses packets whichever their sender: queues, filters, eBPF programs, no ARP, a bridge's missing entry.
 
-doctor reports it of every interface on the pods' way, trace of those on the way of a lost packet.
+doctor reports the obstacles of every interface on the pods' way, trace those on the way of a lost packet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from podwire.node.model import format_rate
 
 QUEUE, FILTER, PROGRAM = "queue-loses-packets", "traffic-filter-drops", "traffic-program"
 CLASS = "traffic-class-slow"
-PERHAPS = (PROGRAM, CLASS)  # they may concern other packets
+UNCERTAIN = (PROGRAM, CLASS)  # they may lose no packets, or only others
 ARP_OFF, NO_ENTRY = "arp-off", "bridge-entry-missing"
 # Attribute of a port, the value that stops frames, the name of `bridge link`, what happens.
 _FLAGS = (
@@ -33,13 +33,13 @@ _FLAGS = (
 )
 NEEDLESS_WITH_ENTRY = ("flood", "learning", "locked")  # if the bridge has a static entry for the port
 _LOSING = {"netem": "delays, loses or reorders packets", "plug": "holds packets back", "blackhole": "drops all packets"}
-_SLOW = 1_000_000  # bits/s: a page of the web takes more than ten seconds
+_SLOW_BITS_PER_S = 1_000_000  # a page of the web takes more than ten seconds
 _HOOKS = dict(enumerate(("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")))
 _INGRESS, _EGRESS = 0xFFFFFFF2, 0xFFFFFFF3  # TC_H_MIN_INGRESS and _EGRESS of clsact
 
 
 class Obstacle(NamedTuple):
-    """An obstacle at an interface: `name` is that of doctor's fault.
+    """An obstacle at an interface, or in a network namespace: `name` is that of doctor's fault.
 
     `command` removes it from an interface of podwire's, "" if nothing is known to be safe; `look` shows it.
     """
@@ -73,7 +73,10 @@ def list_obstacles(facts: NetworkFacts, link: Link) -> Iterator[Obstacle]:
 
 
 def list_namespace_obstacles(facts: NetworkFacts) -> Iterator[Obstacle]:
-    """Yields the programs of a network namespace; those of netfilter for the node: the kernel tells no namespace."""
+    """Yields the eBPF programs of a network namespace.
+
+    Those of netfilter are the node's: the kernel does not show in which namespace they run.
+    """
     look = "bpftool link show"
     if facts.call(ebpf.has_socket_lookup):
         yield Obstacle(PROGRAM, "a program (sk_lookup) chooses the sockets that get packets here", look)
@@ -108,7 +111,7 @@ def _has_entry(facts: NetworkFacts, bridge: Link) -> bool:
 
 def _queue(link: Link, queue: Queue) -> Obstacle | None:
     name, effect = quote(link.name), _LOSING.get(queue.kind, "")
-    if queue.rate is not None and 8 * queue.rate < _SLOW:
+    if queue.rate is not None and _is_slow(queue.rate):
         effect = f"passes only {format_rate(8 * queue.rate)}"
     elif queue.largest is not None and queue.largest < link.mtu:
         effect = f"passes no packet larger than {queue.largest} bytes" if queue.largest else "passes no packet"
@@ -119,11 +122,15 @@ def _queue(link: Link, queue: Queue) -> Obstacle | None:
     )
 
 
+def _is_slow(bytes_per_s: int) -> bool:
+    return 8 * bytes_per_s < _SLOW_BITS_PER_S
+
+
 def _classes(facts: NetworkFacts, link: Link, defaults: set[int]) -> Iterator[Obstacle]:
-    """Yields the slow classes of HTB that hold packets back; `defaults` are those of each HTB, empty without one."""
+    """Yields the slow classes that have held packets back; `defaults`: the default class of each HTB, empty without."""
     look = f"tc -s class show dev {quote(link.name)}"
     for one in queues.list_holding_classes(facts.socket, link.index) if defaults else ():
-        if 8 * one.rate < _SLOW:
+        if _is_slow(one.rate):
             is_default = one.classid in defaults
             text = f"its class {one.name} (htb{', the default' if is_default else ''}) passes only "
             text += f"{format_rate(8 * one.rate)}, and has held packets back"

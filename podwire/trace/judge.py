@@ -15,12 +15,7 @@ from cni.address import Address
 from kernel import discards
 from kernel.fib import packet_to
 from kernel.packet_tap import ANSWER, ERROR, REFUSAL, REQUEST, TCP, UDP, Sighting
-from podwire.predictions.obstacles import (
-    PERHAPS,
-    list_namespace_obstacles,
-    list_obstacles,
-    list_port_obstacles,
-)
+from podwire.predictions.obstacles import UNCERTAIN, list_namespace_obstacles, list_obstacles, list_port_obstacles
 from podwire.trace import layer3, legs, rules, translation
 from podwire.trace.exchange import Flow, Observation
 from podwire.trace.legs import Leg
@@ -76,13 +71,13 @@ def find_suspect(
         return of_queue(queueing)
     if first is None or first.name in _VAGUE:
         # A program, or a class, may be harmless: it explains no loss that has another suspect.
-        obstacles = (one for one in obstacle_suspects(topology, seen.flow) if first is None or one.name not in PERHAPS)
-        first = next(obstacles, first)
+        obstacles = obstacle_suspects(topology, seen.flow)
+        first = next((one for one in obstacles if first is None or one.name not in UNCERTAIN), first)
     return first or _unexplained(topology, seen)
 
 
 def _stayed_in(seen: Observation, where: str) -> bool:
-    """Returns whether the packet, or its answer, was not seen to leave a place."""
+    """Returns whether the packet, or its answer, was seen last in a place, and not as it left that place."""
     if not seen.sightings:
         return True
     place, last = seen.sightings[-1]
@@ -115,14 +110,14 @@ def _of_setting(place: Place, name: str, effect: str) -> Suspect:
 
 
 def obstacle_suspects(topology: Topology, flow: Flow) -> Iterator[Suspect]:
-    """Yields what interfaces and namespaces on the way do to every packet, first what certainly loses some."""
+    """Yields the obstacles on the way: those of interfaces, first the certain ones, then those of namespaces."""
     on_way = [(place, link) for place, link in legs.list_links(topology, flow) if link]
     present = [
         (place, link, one)
         for place, link in on_way
         for one in (*list_obstacles(place, link), *list_port_obstacles(place, link))
     ]
-    for place, link, one in sorted(present, key=lambda item: item[2].name in PERHAPS):
+    for place, link, one in sorted(present, key=lambda item: item[2].name in UNCERTAIN):
         yield Suspect(one.name, place.name, f"{link.name}: {one.text}", link.name, look=one.look)
     for place in dict.fromkeys((flow.source, topology.node, flow.target or topology.node)):
         for one in list_namespace_obstacles(place):
@@ -154,7 +149,7 @@ def _suspects(topology: Topology, seen: Observation, met: Sequence[MetRule]) -> 
         yield from legs.leg_suspects(back)
     elif answers := seen.seen(topology.node, _ANSWERS, outgoing=False):
         first = answers[0]
-        yield from translation.to_other_machine(topology, answers)
+        yield from translation.for_other_machine(topology, answers)
         arriving = topology.node.link(first.interface)
         yield from legs.leg_suspects(
             Leg(
@@ -212,7 +207,7 @@ def _arrival_suspects(topology: Topology, seen: Observation, arrival: Sighting) 
     if target is None or seen.seen(target, _ANSWERS, outgoing=True):
         return
     yield from legs.missing_address(target, arrival.destination)
-    yield from translation.with_target_source(topology, seen.flow, target, arrival)
+    yield from translation.not_masqueraded(topology, seen.flow, target, arrival)
     packet = packet_to(arrival.destination, arrival.source, arrival.interface)
     if target.kind != NODE or topology.node.has(arrival.destination):
         yield from layer3.routing_suspects(target, packet)

@@ -75,7 +75,7 @@ def dropping(events: Iterable[tuple[Place, TraceEvent]]) -> MetRule | None:
 
 
 def queueing(events: Iterable[tuple[Place, TraceEvent]]) -> MetRule | None:
-    """Returns the rule that passed the traced packet to a program (NFQUEUE), if no rule met it there after that."""
+    """Returns the rule that passed the packet to a program (NFQUEUE) and was the last one that it met in its place."""
     last = dict(events)
     queued = [(place, event) for place, event in last.items() if event.kind == RULE and event.verdict & 0xFF == QUEUE]
     return of_event(*queued[-1]) if queued else None

@@ -1,6 +1,6 @@
-"""What a translation of addresses makes of a packet: a source or destination at which it, or its answer, is lost.
+"""Suspects about translated addresses: a packet, or its answer, is lost because its source or destination is wrong.
 
-The trace of nftables shows which rules a packet met, and not which rule was to match and did not: that is predicted.
+The trace of nftables shows only the rules that a packet met. A rule that should have matched is predicted here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from process.values import replace
 
 
 def to_no_pod(topology: Topology, seen: Observation) -> Iterator[Suspect]:
-    """Yields a rule that sends the packet to an address in a pods' subnet that no pod has."""
+    """Yields a rule that sends the packet to an address of the pods' subnet that no pod has."""
     flow, node = seen.flow, topology.node
     packet, hook = _arriving(flow, flow.source.pod if isinstance(flow.source, PodPlace) else None), PREROUTING
     if flow.source is node:
@@ -36,60 +36,60 @@ def to_no_pod(topology: Topology, seen: Observation) -> Iterator[Suspect]:
         target = event.action.address
         if event.action.kind != "dnat" or target is None or event.rule is None:
             continue
-        if topology.place_of(target) is None and _is_pods(topology, target):
+        if topology.place_of(target) is None and _is_in_pods_subnet(topology, target):
             rule, look = _describe(event.rule)
             text = f"{rule} sends packets for {flow.destination} to {target}, which no pod has"
             yield Suspect("translated", node.name, text, rule, owner_of(event.chain, event.rule), look)
 
 
-def with_target_source(topology: Topology, flow: Flow, target: Place, arrival: Sighting) -> Iterator[Suspect]:
-    """Yields that a packet arrives with an address of its target as source, with the rule that changed its mark."""
+def not_masqueraded(topology: Topology, flow: Flow, target: Place, arrival: Sighting) -> Iterator[Suspect]:
+    """Yields the reason why a packet arrives with its target's address as source: the node did not masquerade it."""
     if not target.has(arrival.source) or arrival.source.is_link_local:
         return
     node = topology.node
     text = f"the packet arrives with {target.name}'s address {arrival.source} as source: the node did not masquerade it"
     look, rule = "nft list ruleset", ""
-    if isinstance(target, PodPlace):
-        pod, hook = target.pod, OUTPUT if flow.source is node else PREROUTING
-        mark = traverse(node.ruleset, _arriving(flow, pod), hook).packet.mark
-        gate = pod.bridge or pod.host_interface
-        packet = Packet(
-            flow.version,
-            arrival.source,
-            arrival.destination,
-            flow.protocol,
-            None,
-            flow.target_port,
-            oif=gate,
-            mark=mark,
-        )
-        marking = traverse(node.ruleset, packet, POSTROUTING).marking
-        for one in [one for one in marking if owner_of(one.chain, one) != PODWIRE][:1]:
-            rule, look = _describe(one)
-            text += f", since {rule} changes the mark by which it selects such packets"
+    marking = _marking_rule(topology, flow, target.pod, arrival) if isinstance(target, PodPlace) else None
+    if marking is not None:
+        rule, look = _describe(marking)
+        text += f", since {rule} changes the mark by which the node selects such packets"
     yield Suspect("not-masqueraded", node.name, text, rule, look=look)
 
 
-def to_other_machine(topology: Topology, answers: Sequence[Sighting]) -> Iterator[Suspect]:
-    """Yields that all answers have the MAC address of another machine, as that has the address, too."""
+def _marking_rule(topology: Topology, flow: Flow, pod: Pod, arrival: Sighting) -> FilterRule | None:
+    """Returns another program's rule that changes the packet's mark before masquerading, as predicted."""
+    node = topology.node
+    hook = OUTPUT if flow.source is node else PREROUTING
+    mark = traverse(node.ruleset, _arriving(flow, pod), hook).packet.mark
+    packet = Packet(
+        flow.version, arrival.source, arrival.destination, flow.protocol, None, flow.target_port,
+        oif=pod.bridge or pod.host_interface, mark=mark,
+    )  # fmt: skip
+    marking = traverse(node.ruleset, packet, POSTROUTING).marking
+    return next((rule for rule in marking if owner_of(rule.chain, rule) != PODWIRE), None)
+
+
+def for_other_machine(topology: Topology, answers: Sequence[Sighting]) -> Iterator[Suspect]:
+    """Yields the address to which all answers come with another machine's MAC address, as that machine has it, too."""
     node, first = topology.node, answers[0]
     link = node.link(first.interface)
     if link is None or link.master or not node.has(first.destination):
         return
     if all(one.is_for_another for one in answers):
         text = (
-            f"the answer to {first.destination} arrives at {link.name} with the MAC address of another machine: the "
-            f"sender takes {first.destination}, the first address of {link.name}, for that machine's"
+            f"the answer to {first.destination} arrives at {link.name} with the MAC address of another machine, which "
+            f"seems to have {first.destination}, the first address of {link.name}, as well"
         )
         yield Suspect("address", node.name, text, str(first.destination), look=f"ip address show dev {link.name}")
 
 
 def _arriving(flow: Flow, pod: Pod | None) -> Packet:
+    """Returns a flow's packet before its translation; if a pod sent it, it arrives at the node's interface of `pod`."""
     gate = (pod.bridge or pod.host_interface) if pod and isinstance(flow.source, PodPlace) else ""
     return Packet(flow.version, flow.source_address, flow.destination, flow.protocol, None, flow.port or None, iif=gate)
 
 
-def _is_pods(topology: Topology, address: Address) -> bool:
+def _is_in_pods_subnet(topology: Topology, address: Address) -> bool:
     return any(address in ip_interface(text).network for pod in topology.pods for text in pod.addresses)
 
 
