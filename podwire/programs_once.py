@@ -1,6 +1,6 @@
-"""Runs equal programs once, while plugins' STATUS runs in this process: networks with equal settings share an answer.
+"""Runs equal programs once while plugins' STATUS runs in this process: networks with equal settings share an answer.
 
-Only for verbs that change nothing: then a program's second answer is its first one.
+Use it only for verbs that change nothing: there a second run of a program has the same outcome as the first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _Key = tuple[tuple[str, ...], tuple[tuple[str, str], ...], bytes]
 
 
 class ProgramsOnce(System):
-    """The running system, except that it repeats a program only if that failed for lack of a resource."""
+    """The running system, but an equal program is run again only if it failed for lack of a resource."""
 
     __slots__ = ("_outcomes",)
 

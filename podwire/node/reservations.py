@@ -26,7 +26,7 @@ _NS = 1_000_000_000
 class ReservationState(StrEnum):
     """The state of one file in a store."""
 
-    RUNNING = "running"  # its container may be running, and the cache or an interface shows it
+    RUNNING = "running"  # not proven to be gone, and the cache or an interface shows its container
     GONE = "gone"  # its container is provably no longer running
     NEW = "new"  # less than a minute old and not in the cache: its ADD may still be running
     UNKNOWN = "unknown"  # its container may be running: not everything could be read from here

@@ -168,8 +168,10 @@ class Machine:
 
     def _index(self, name: str) -> bytes | None:
         """Returns an interface's index, 0 for none; None for an interface that is not known."""
+        if not name:
+            return host_number(0)
         device = self._ruleset.interfaces.get(name)
-        return host_number(device.link.index) if device else None if name else host_number(0)
+        return host_number(device.link.index) if device else None
 
     def _group(self, name: str) -> bytes | None:
         device = self._ruleset.interfaces.get(name)
@@ -177,7 +179,9 @@ class Machine:
 
     def _objref(self, fields: _Fields) -> Match:
         kind = number_of(fields, 1)
-        return Match.YES if kind in CONTINUING_OBJECTS else Match.SOME if kind in _SOME_OBJECTS else Match.MAYBE
+        if kind in CONTINUING_OBJECTS:
+            return Match.YES
+        return Match.SOME if kind in _SOME_OBJECTS else Match.MAYBE
 
     def _ct(self, fields: _Fields) -> Match:
         key, packet = number_of(fields, 2), self._packet

@@ -89,15 +89,19 @@ def match(name: str, revision: int, info: bytes, packet: Packet) -> Match:
 
 
 def match_groups(info: bytes, iif: Device | None, oif: Device | None) -> Match:
-    """Returns whether a match of devgroup accepts a packet with these interfaces, None for unknown ones."""
+    """Returns whether a match of devgroup accepts a packet with these interfaces; None is an unknown one."""
     if len(info) < _DEVGROUP.size:
         return Match.MAYBE
-    flags, *groups = _DEVGROUP.unpack_from(info)
+    flags, iif_group, iif_mask, oif_group, oif_mask = _DEVGROUP.unpack_from(info)
+    # The bit that compares an interface, and the bit that inverts the result: XT_DEVGROUP_MATCH_* and _INVERT_*.
+    sides = ((iif, iif_group, iif_mask, 1, 2), (oif, oif_group, oif_mask, 4, 8))
     result = Match.YES
-    for device, group, mask, compared in ((iif, *groups[:2], 1), (oif, *groups[2:], 4)):  # 2 and 8 invert it
-        if flags & compared and device is None:
+    for device, group, mask, compares, inverts in sides:
+        if not flags & compares:
+            continue
+        if device is None:
             result = Match.MAYBE
-        elif flags & compared and device and (device.group & mask == group & mask) == bool(flags & compared << 1):
+        elif (device.group & mask == group & mask) == bool(flags & inverts):
             return Match.NO
     return result
 
@@ -179,9 +183,8 @@ def target(name: str, revision: int, info: bytes, packet: Packet) -> tuple[Actio
     mark: object = UNCHANGED
     if name in ("DNAT", "SNAT", "NETMAP"):
         is_source = name == "SNAT" or (name == "NETMAP" and packet.oif != "" and not packet.iif)  # at POSTROUTING
-        return _translation("snat" if is_source else "dnat", revision, info)._replace(
-            ports=_port_count(info) * is_source
-        ), mark
+        action = _translation("snat" if is_source else "dnat", revision, info)
+        return action._replace(ports=_port_count(info) if is_source else 0), mark
     if name == "REDIRECT":
         return Action("redirect", port=_translation("dnat", 2 if len(info) >= 40 else 0, info).port), mark
     if name == "MASQUERADE":

@@ -38,7 +38,7 @@ def enter(network: Network, *directories: str) -> HostCopy:
     """Moves this process into a copy of the host, irreversibly; `directories` are copied with those of the network."""
     picture = hostcopy.read_host_state()
     rules = copying.read()
-    unasked = _FIREWALLD if os.path.exists(_BUS_SOCKET) and _names_firewall(network) else ()
+    not_copied = _FIREWALLD if os.path.exists(_BUS_SOCKET) and _names_firewall(network) else ()
     sandbox = hostcopy.enter(picture)
     os.environ.pop(_BUS, None)  # firewalld would change the host
     covered: list[str] = []
@@ -48,7 +48,7 @@ def enter(network: Network, *directories: str) -> HostCopy:
         if not any(path == one or path.startswith(f"{one}/") for one in (*covered, _RUN)):
             mounts.mount_private_copy(path)
             covered.append(path)
-    return HostCopy(sandbox, (*copying.write(rules), *unasked))
+    return HostCopy(sandbox, (*copying.write(rules), *not_copied))
 
 
 def runner_in(plugins: Mapping[str, Plugin], copy: HostCopy) -> Serve:

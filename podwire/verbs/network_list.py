@@ -120,15 +120,15 @@ def gc(runtime: PluginRunner, network: Network, valid: Callable[[], Iterable[Att
     GC keeps the `valid` attachments, which are listed anew for each plugin, since pods start meanwhile. host-local also
     keeps reservations that are younger than the list.
     """
-    unasked = []
+    without_verb = []
     for plugin in network.plugins:
         serving = _serving("GC", runtime, network, plugin)
         if serving:
             listed_at_ns = time.time_ns()
             runtime.run("GC", PodArgs(), plugin, serving.build_config(plugin, valid=valid(), listed_at_ns=listed_at_ns))
         else:
-            unasked.append(str(plugin["type"]))
-    return tuple(unasked)
+            without_verb.append(str(plugin["type"]))
+    return tuple(without_verb)
 
 
 def status(runtime: PluginRunner, network: Network) -> tuple[str, ...]:
@@ -136,18 +136,18 @@ def status(runtime: PluginRunner, network: Network) -> tuple[str, ...]:
 
     flannel's plugin has none, but bridge, which it runs, may have it.
     """
-    unasked = []
+    without_verb = []
     for plugin in network.plugins:
         serving = _serving("STATUS", runtime, network, plugin)
         if serving:
             runtime.run("STATUS", PodArgs(), plugin, serving.build_config(plugin))
         else:
             runtime.run("VERSION", PodArgs(), plugin, {"cniVersion": network.version})
-            unasked.append(str(plugin["type"]))
+            without_verb.append(str(plugin["type"]))
         delegate = resolve_delegate(plugin)
         if is_flannel(plugin) and (serving := _serving("STATUS", runtime, network, delegate)):
             runtime.run("STATUS", PodArgs(), delegate, serving.build_config(delegate))
-    return tuple(unasked)
+    return tuple(without_verb)
 
 
 def _serving(command: str, runtime: PluginRunner, network: Network, plugin: Mapping[str, object]) -> Network | None:
