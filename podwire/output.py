@@ -51,16 +51,18 @@ class Output:
     def print_text(self, text: Text, indent: str = "", lead: Text = "") -> None:
         """Prints a text in lines of whole words that fit the terminal, the second and further ones indented.
 
-        `lead` are the first words, with a style of their own. Do not use it for commands, which are pasted.
+        `lead` are the words before the text, in another style. Do not use it for commands, which are pasted.
         """
-        cell, first = _escaped(text), _escaped(lead)
-        whole = f"{first.text} {cell.text}" if first.text else cell.text
-        before = " " * (len(whole) - len(whole.lstrip()))
-        room = self.width - max(len(indent), len(before)) if len(whole) > self.width > 0 else 0
-        for number, line in enumerate(wrap(whole.lstrip(), room)):
-            start = indent if number else self._shown(Cell(first.text.rstrip(), first.style))
-            rest = line if number else f"{before}{line}"[len(first.text.rstrip()) :]
-            self._print_line((start + self._shown(Cell(rest, cell.style))).rstrip())
+        body, head = _escaped(text), _escaped(lead)
+        whole = f"{head.text} {body.text}" if head.text else body.text
+        margin = " " * (len(whole) - len(whole.lstrip()))
+        room = self.width - max(len(indent), len(margin)) if len(whole) > self.width > 0 else 0
+        first, *others = wrap(whole.lstrip(), room)
+        title = head.text.rstrip()
+        behind_title = f"{margin}{first}"[len(title) :]
+        self._print_line((self._shown(Cell(title, head.style)) + self._shown(Cell(behind_title, body.style))).rstrip())
+        for line in others:
+            self._print_line((indent + self._shown(Cell(line, body.style))).rstrip())
 
     def print_table(
         self,

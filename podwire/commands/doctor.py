@@ -145,7 +145,7 @@ def _print(findings: Findings, out: Output, *, everything: bool) -> None:
     for severity in (Severity.PROBLEM, Severity.WARNING, Severity.NOTE):
         seen = [one for one in findings if one[1].severity == severity and one[1].name != UNSEEN.name]
         for fix in dict.fromkeys((finding.fix, finding.advice) for _, finding in seen):
-            _print_fault([one for one in seen if (one[1].fix, one[1].advice) == fix], out)
+            _print_with_fix([one for one in seen if (one[1].fix, one[1].advice) == fix], out)
     unseen = [(check, finding) for check, finding in findings if finding.name == UNSEEN.name]
     _print_unseen(unseen, out)
     for group in dict.fromkeys(check.group for check, _ in findings):
@@ -172,7 +172,7 @@ def _print_unseen(unseen: Findings, out: Output) -> None:
         out.print_text(Cell(fix, "bold"), "    ", "  fix:")
 
 
-def _print_fault(findings: Findings, out: Output) -> None:
+def _print_with_fix(findings: Findings, out: Output) -> None:
     """Prints findings that have the same fix, and below them the fix, once."""
     for check, finding in findings:
         name = Cell(finding.severity.value, _STYLES[finding.severity])
@@ -187,7 +187,7 @@ def _print_fault(findings: Findings, out: Output) -> None:
     also = dict.fromkeys(f"{one.name} ({one.subject})" for _, finding in findings for one in finding.consequences)
     if also:
         more = f" and {len(also) - _MOST_CONSEQUENCES} more" if len(also) > _MOST_CONSEQUENCES else ""
-        text = f"  probably also ended by that: {', '.join([*also][:_MOST_CONSEQUENCES])}{more}"
+        text = f"  this probably also ends: {', '.join([*also][:_MOST_CONSEQUENCES])}{more}"
         out.print_text(Cell(text, "dim"), "    ")
 
 

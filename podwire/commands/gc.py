@@ -91,7 +91,7 @@ def _print_counts(context: Context, running: RunningAttachments, number: int, go
 def _run_gc(
     context: Context, runtime: PluginRunner, network: Network, running: RunningAttachments, *, dry_run: bool
 ) -> list[str]:
-    """Runs GC of the plugins, and releases the addresses for those without it; returns these addresses."""
+    """Runs GC of the plugins, and releases the addresses if a plugin has no GC; returns the released addresses."""
     without_gc = network_list.gc(runtime, network, running.valid)
     if not (without_gc or any(map(is_flannel, network.plugins))):
         return []
