@@ -75,7 +75,7 @@ def add_attachment_arguments(parser: ArgumentParser) -> None:
 
 
 def build_runtime(context: Context, options: Namespace, *, dry_run: bool = False) -> PluginRunner:
-    """Blocks signals and returns the Runtime that the options describe; with `dry_run` it changes nothing."""
+    """Blocks signals and returns the PluginRunner that the options describe; with `dry_run` it changes nothing."""
     skel.block_signals()
     report = partial(printing.print_plan if dry_run else printing.print_step, context.out)
     serve = planning(context.plugins) if dry_run else execute

@@ -53,7 +53,7 @@ class Interface:
     `bridge` is the interface's name, also if the configuration has an altname.
     `routed`: the host is the pods' gateway. `sets` are host-local's range sets, in the stores of `data_dir`.
     `port_flags` are set on the bridge's ports, as `ip link` names them. `vlans`: ports have VLANs.
-    `is_container_veth_down`: the configuration leaves the pods' interfaces down.
+    `is_container_veth_down`: the configuration leaves the pods' interfaces down. `masquerades`: `ipMasq` is set.
     """
 
     network: Network
@@ -65,6 +65,7 @@ class Interface:
     port_flags: tuple[str, ...] = ()
     vlans: bool = False
     is_container_veth_down: bool = False
+    masquerades: bool = False
 
     @cached_property
     def subnets(self) -> tuple[Subnet, ...]:
@@ -326,4 +327,5 @@ def _interface(network: Network, listed: Mapping[str, object]) -> Interface | No
         tuple(flag for key, flag in _PORT_FLAGS.items() if fields.boolean(key)),
         fields.has("vlan") or fields.has("vlanTrunk"),
         fields.boolean("disableContainerInterface"),
+        plugin.get("ipMasq") is True,
     )

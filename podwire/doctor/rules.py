@@ -200,8 +200,7 @@ def _has_few_ports(action: Action) -> bool:
 
 def _bypasses(one: Happening) -> bool:
     if one.label in (probes.TO_OTHERS, probes.TO_LAN):
-        plugins = one.pod.item.network.plugins
-        return one.event.base.hook != 0 and any(plugin.get("ipMasq") is True for plugin in plugins)
+        return one.event.base.hook != 0 and one.pod.item.masquerades
     return one.label in (probes.PUBLISHED, probes.LOCALLY) and one.event.base.hook in (0, 3)
 
 

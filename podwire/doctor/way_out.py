@@ -142,7 +142,7 @@ def _is_masqueraded(pod: VethPod, version: int) -> bool:
     has_default = any(
         one.dst.version == version and not one.dst.network.prefixlen for one in pod.attachment.typed_result.routes
     )
-    return has_default and any(plugin.get("ipMasq") is True for plugin in pod.item.network.plugins)
+    return has_default and pod.item.masquerades
 
 
 CHECKS = (

@@ -1,4 +1,4 @@
-"""Reads the whole node, and returns it as a `Node` value.
+"""Reads the whole node, and returns it as a `NodeInventory`.
 
 Pods start and stop meanwhile, so a leak is reported only if a second snapshot shows it again.
 """

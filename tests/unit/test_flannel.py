@@ -1,9 +1,11 @@
 """The configuration of flannel's delegate, from the list and from the file with the node's subnets."""
 
+import json
 from pathlib import Path
 
 from podwire.flannel import has_ranges, resolve_delegate
 from tests.support.flannel import subnet_env
+from tests.support.unit_node import new_node
 
 
 def test_delegate_of_flannel(tmp_path: Path) -> None:
@@ -20,3 +22,14 @@ def test_delegate_of_flannel(tmp_path: Path) -> None:
     assert resolve_delegate(plugin) == {**expected, "ipam": ipam}
     other = {"type": "bridge"}
     assert resolve_delegate(other) is other
+
+
+def test_masquerading_of_the_delegate(tmp_path: Path) -> None:
+    """A network of flannel is masqueraded by the delegate if flannel's daemon does not do it."""
+    node, path = new_node(tmp_path), tmp_path / "subnet.env"
+    path.write_text(subnet_env("10.42.3.1/24").replace("IPMASQ=true", "IPMASQ=false"))
+    plugin = {"type": "flannel", "subnetFile": str(path)}
+    content = json.dumps({"cniVersion": "1.0.0", "name": "net", "plugins": [plugin]})
+    (tmp_path / "net.d" / "10.conflist").write_text(content)
+    (item,) = node.interfaces
+    assert item.masquerades
