@@ -22,7 +22,7 @@ from kernel.netfilter.iptables_rule import Change, Listing, comment_match, quote
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule
 from kernel.netfilter.nft_rule import DROP
 from kernel.rtnl import Request, Socket
-from plugins.portmap.nftables_tables import TABLES
+from plugins.portmap.nftables_rules import TABLES
 
 _LOOPBACK = IPv4Network("127.0.0.0/8")
 _CHAIN = Chain(TABLES[4], "localnet", Hook("filter", 0, -300))  # NF_INET_PRE_ROUTING, raw: before conntrack and NAT

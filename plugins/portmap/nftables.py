@@ -20,9 +20,8 @@ from kernel.rtnl import Request
 from plugins.portmap import nftables_check, nftables_state
 from plugins.portmap import nftables_rules as rules
 from plugins.portmap.host_ports import HostPorts
-from plugins.portmap.nftables_rules import BASE_CHAIN_RULE, CHAINS, HOSTPORTS_ALL_RULES, DesiredRule
+from plugins.portmap.nftables_rules import BASE_CHAIN_RULE, CHAINS, HOSTPORTS_ALL_RULES, TABLES, DesiredRule
 from plugins.portmap.nftables_state import LocatedRule, TableReader
-from plugins.portmap.nftables_tables import TABLES
 from plugins.portmap.port_conflicts import conflicting_mapping, find_position
 
 _HOSTPORTS_ALL_USES = 4  # hostports_all contains two rules, and two rules jump to it

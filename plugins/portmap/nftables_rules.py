@@ -22,13 +22,15 @@ from typing import NamedTuple
 
 from cni.address import Network
 from kernel.netfilter import nft_owner, nft_rule
-from kernel.netfilter.nft import Chain, Hook, Rule, Table
+from kernel.netfilter.nft import IPV4, IPV6, Chain, Hook, Rule, Table
 from kernel.netfilter.nft_owner import HASH_BYTES, OWNER, owner_id
 from kernel.netfilter.nft_rule import MatchedDestination
 from plugins.portmap import conditions
 from plugins.portmap.host_ports import HostPorts, PortMapping
-from plugins.portmap.nftables_tables import TABLES
 from plugins.portmap.port_conflicts import ForeignRule
+
+# The names and the comment of the reference plugin; the loopback guard has a chain in these tables, too.
+TABLES = {version: Table(family, "cni_hostport", "CNI portmap plugin") for version, family in ((4, IPV4), (6, IPV6))}
 
 _DSTNAT, _SRCNAT = -100, 100  # priorities
 _NETWORK_TYPE = 0x71  # type of the second item that podwire stores in userdata, after the owner
