@@ -19,7 +19,7 @@ from kernel.netfilter import conntrack, nft
 from kernel.netfilter.conntrack import Flow
 from kernel.netfilter.nft import NftSocket
 from kernel.rtnl import Socket
-from plugins.portmap.host_ports import HostPorts, PortMapping
+from plugins.portmap.conf import HostPorts, PortMapping
 
 
 def delete_flows(host_ports: HostPorts) -> None:

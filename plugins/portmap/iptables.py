@@ -31,7 +31,7 @@ from kernel.netfilter.iptables_program import LineSyntaxError, RefusedError, Unu
 from kernel.netfilter.iptables_rule import Change, Listing
 from kernel.netfilter.nft import Chain, NftSocket
 from plugins.portmap import iptables_check, iptables_state, iptables_update, other_interfaces
-from plugins.portmap.host_ports import HostPorts
+from plugins.portmap.conf import HostPorts
 from plugins.portmap.iptables_rules import DNAT, DNAT_CHAINS, OLD_CHAINS, chain_name, shared_rules
 from plugins.portmap.iptables_state import TableState, delete_duplicate_rules, get_states
 from process.values import replace

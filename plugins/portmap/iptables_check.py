@@ -12,7 +12,7 @@ from cni.errors import CniError, Code
 from kernel.netfilter.iptables_chains import missing_error
 from kernel.netfilter.iptables_rule import Listing, Rule
 from plugins.portmap import other_interfaces
-from plugins.portmap.host_ports import HostPorts, PortMapping
+from plugins.portmap.conf import HostPorts, PortMapping
 from plugins.portmap.iptables_rules import (
     ChainRule,
     JumpRule,

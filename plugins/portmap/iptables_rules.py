@@ -22,7 +22,7 @@ from typing import NamedTuple
 from cni.address import Address
 from kernel.netfilter.iptables_chains import ChainScheme, parse_owner
 from kernel.netfilter.iptables_rule import Listing, Rule, address_text, comment_match, network_text, quoted
-from plugins.portmap.host_ports import HostPorts, PortMapping
+from plugins.portmap.conf import HostPorts, PortMapping
 
 DNAT, SETMARK, MASQ = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"
 DNAT_CHAINS = ChainScheme(DNAT, "CNI-DN-", "dnat ", "host port")

@@ -17,7 +17,7 @@ from kernel.netfilter.iptables_nft import TABLES
 from kernel.netfilter.iptables_rule import Listing, Rule
 from kernel.netfilter.nft import Chain, NftSocket
 from kernel.rtnl import Request
-from plugins.portmap.host_ports import HostPorts
+from plugins.portmap.conf import HostPorts
 from plugins.portmap.iptables_rules import (
     DNAT,
     DNAT_CHAINS,

@@ -12,7 +12,7 @@ from cni.errors import CniError, Code
 from kernel.netfilter.iptables import TOOLS
 from kernel.netfilter.iptables_chains import TABLE
 from kernel.netfilter.iptables_rule import Change, Listing, Rule
-from plugins.portmap.host_ports import HostPorts
+from plugins.portmap.conf import HostPorts
 from plugins.portmap.iptables_rules import (
     ChainRule,
     JumpRule,

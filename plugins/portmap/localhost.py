@@ -18,7 +18,7 @@ from cni.errors import CniError, Code
 from kernel import sysctl
 from kernel.netfilter.nft import NftSocket
 from plugins.portmap import loopback_guard
-from plugins.portmap.host_ports import HostPorts
+from plugins.portmap.conf import HostPorts
 from plugins.portmap.loopback_guard import route_localnet_setting
 from plugins.portmap.pod_route import WrongRouteError, get_interface_to_pod
 

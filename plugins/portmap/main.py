@@ -19,8 +19,7 @@ from kernel.netfilter import nft
 from kernel.netfilter.backends import Backends
 from plugins.portmap import conf as portmap_conf
 from plugins.portmap import conntrack, iptables, localhost, nftables, pod_route
-from plugins.portmap.conf import PortmapConf
-from plugins.portmap.host_ports import HostPorts
+from plugins.portmap.conf import HostPorts, PortmapConf
 from plugins.portmap.port_conflicts import ShadowedError
 from process.record import is_dry_run
 from process.undo import Undo

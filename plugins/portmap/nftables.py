@@ -19,7 +19,7 @@ from kernel.netfilter.nft_dry_run import dry_run
 from kernel.rtnl import Request
 from plugins.portmap import nftables_check, nftables_state
 from plugins.portmap import nftables_rules as rules
-from plugins.portmap.host_ports import HostPorts
+from plugins.portmap.conf import HostPorts
 from plugins.portmap.nftables_rules import BASE_CHAIN_RULE, CHAINS, HOSTPORTS_ALL_RULES, TABLES, DesiredRule
 from plugins.portmap.nftables_state import LocatedRule, TableReader
 from plugins.portmap.port_conflicts import conflicting_mapping, find_position

@@ -13,7 +13,7 @@ from kernel.netfilter.nft import Chain
 from kernel.netfilter.owned import REPAIR_HINT
 from plugins.portmap import nftables_rules as rules
 from plugins.portmap import nftables_state
-from plugins.portmap.host_ports import HostPorts
+from plugins.portmap.conf import HostPorts
 from plugins.portmap.nftables_rules import CHAINS, HOSTPORTS_ALL_RULES
 from plugins.portmap.nftables_state import LocatedRule, TableReader
 from plugins.portmap.port_conflicts import ForeignRule, is_shadowed, shadowed_error

@@ -26,7 +26,7 @@ from kernel.netfilter.nft import IPV4, IPV6, Chain, Hook, Rule, Table
 from kernel.netfilter.nft_owner import HASH_BYTES, OWNER, owner_id
 from kernel.netfilter.nft_rule import MatchedDestination
 from plugins.portmap import conditions
-from plugins.portmap.host_ports import HostPorts, PortMapping
+from plugins.portmap.conf import HostPorts, PortMapping
 from plugins.portmap.port_conflicts import ForeignRule
 
 # The names and the comment of the reference plugin; the loopback guard has a chain in these tables, too.

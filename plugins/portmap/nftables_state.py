@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.nft import Chain, NftSocket, Rule
 from plugins.portmap import nftables_rules as rules
-from plugins.portmap.host_ports import HostPorts
+from plugins.portmap.conf import HostPorts
 from plugins.portmap.nftables_rules import CHAINS
 from plugins.portmap.port_conflicts import ForeignRule
 from process.values import dataclass

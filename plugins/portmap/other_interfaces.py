@@ -12,7 +12,7 @@ from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError
 from kernel.netns import Netns
-from plugins.portmap.host_ports import HostPorts
+from plugins.portmap.conf import HostPorts
 
 
 def list_other_addresses(host_ports: HostPorts) -> frozenset[Address]:

@@ -13,7 +13,7 @@ from cni.errors import CniError, Code
 from kernel import link, route
 from kernel.link import IFF_LOOPBACK
 from kernel.rtnl import Socket
-from plugins.portmap.host_ports import HostPorts
+from plugins.portmap.conf import HostPorts
 
 
 class WrongRouteError(CniError):

@@ -12,7 +12,7 @@ from attachment.cache import ResultCache
 from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError, Code
-from plugins.portmap.host_ports import HostPorts, PortMapping
+from plugins.portmap.conf import HostPorts, PortMapping
 from process.values import dataclass
 
 

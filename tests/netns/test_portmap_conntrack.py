@@ -8,7 +8,7 @@ import pytest
 from kernel.netfilter import conntrack, nft
 from kernel.rtnl import Request
 from plugins.portmap import conntrack as portmap_conntrack
-from plugins.portmap.host_ports import HostPorts, PortMapping
+from plugins.portmap.conf import HostPorts, PortMapping
 from tests.support.publishing import CLIENT, CLIENT6, NODE, NODE6
 from tests.support.sockets import Reached, ask, open_services, open_socket, service
 

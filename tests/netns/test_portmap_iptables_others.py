@@ -7,7 +7,7 @@ from ipaddress import ip_interface
 import pytest
 
 from plugins.portmap import iptables_state
-from plugins.portmap.host_ports import HostPorts, PortMapping
+from plugins.portmap.conf import HostPorts, PortMapping
 from plugins.portmap.iptables_rules import DNAT_CHAINS
 from tests.netns.conftest import NFT
 from tests.support import xtables

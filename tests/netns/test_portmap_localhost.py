@@ -15,7 +15,7 @@ from kernel.netfilter import nft
 from kernel.netfilter.iptables_program import UnusableError
 from kernel.rtnl import Socket
 from plugins.portmap import localhost
-from plugins.portmap.host_ports import HostPorts, PortMapping
+from plugins.portmap.conf import HostPorts, PortMapping
 from tests.support.netstate import iptables_rules, nft_rules, state
 from tests.support.sockets import PORT, open_socket
 

@@ -11,7 +11,7 @@ from kernel import link
 from kernel.errors import KernelError
 from kernel.netfilter import nft
 from plugins.portmap import localhost, loopback_guard
-from plugins.portmap.host_ports import HostPorts, PortMapping
+from plugins.portmap.conf import HostPorts, PortMapping
 from tests.netns.conftest import NFT
 from tests.support import mount_wrapper, xtables
 from tests.support.attaching import host_end

@@ -13,7 +13,7 @@ from kernel.netfilter.nft import NftSocket
 from kernel.rtnl import Request
 from kernel.wire import decode
 from plugins.portmap import conntrack as flows
-from plugins.portmap.host_ports import HostPorts, PortMapping
+from plugins.portmap.conf import HostPorts, PortMapping
 
 POD = {4: ip_interface("10.22.0.2/16"), 6: ip_interface("fd00:22::2/64")}
 LOCAL = {4: [ip_network("192.0.2.1/32"), ip_network("127.0.0.0/8")], 6: [ip_network("2001:db8::1/128")]}

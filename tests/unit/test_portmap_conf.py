@@ -4,8 +4,7 @@ from ipaddress import ip_address, ip_interface
 
 import pytest
 
-from plugins.portmap.conf import PortmapConf, may_have_host_ports, parse, parse_leniently
-from plugins.portmap.host_ports import HostPorts, PortMapping
+from plugins.portmap.conf import HostPorts, PortmapConf, PortMapping, may_have_host_ports, parse, parse_leniently
 from tests.support.netconf import arguments, netconf, refusal
 
 ARGS = arguments()

@@ -9,7 +9,7 @@ import pytest
 from cni.errors import CniError
 from kernel.netfilter.iptables_rule import Listing
 from plugins.portmap import iptables_check, iptables_state, iptables_update
-from plugins.portmap.host_ports import HostPorts, PortMapping
+from plugins.portmap.conf import HostPorts, PortMapping
 from plugins.portmap.iptables_rules import (
     desired_chain_rules,
     desired_jump_rules,

@@ -1,4 +1,4 @@
-"""Containers that request the same host port (plugins.portmap.port_conflicts, plugins.portmap.host_ports)."""
+"""Containers that request the same host port (plugins.portmap.port_conflicts, plugins.portmap.conf)."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from ipaddress import ip_address, ip_interface
 import pytest
 
 from attachment.cache import ResultCache
-from plugins.portmap.host_ports import HostPorts, PortMapping
+from plugins.portmap.conf import HostPorts, PortMapping
 from plugins.portmap.port_conflicts import ForeignRule, conflicting_mapping, find_position, is_shadowed, shadowed_error
 
 V4, V6 = ip_address("192.0.2.1"), ip_address("2001:db8::1")
