@@ -30,7 +30,7 @@ from kernel.netfilter.iptables_chains import TABLE, ChainScheme
 from kernel.netfilter.iptables_program import LineSyntaxError, RefusedError, UnusableError
 from kernel.netfilter.iptables_rule import Change, Listing
 from kernel.netfilter.nft import Chain, NftSocket
-from plugins.portmap import iptables_check, iptables_state, iptables_update, other_interfaces
+from plugins.portmap import iptables_check, iptables_rules, iptables_state, other_interfaces
 from plugins.portmap.conf import HostPorts
 from plugins.portmap.iptables_rules import DNAT, DNAT_CHAINS, OLD_CHAINS, chain_name, shared_rules
 from plugins.portmap.iptables_state import TableState, delete_duplicate_rules, get_states
@@ -113,7 +113,7 @@ def _delete_interface_rules(
         for tries_left in reversed(range(_ROUNDS)):
             listings = iptables.list_chains(dict.fromkeys(versions, (DNAT, chain)), TABLE)
             changes = {
-                version: iptables_update.changes_to_delete_interface_rules(host_ports, other_addresses, listing)
+                version: iptables_rules.changes_to_delete_interface_rules(host_ports, other_addresses, listing)
                 for version, listing in listings.items()
             }
             if not any(changes.values()):
@@ -141,7 +141,7 @@ def delete_legacy(host_ports: HostPorts) -> None:
     schemes = _chain_schemes(host_ports)
 
     def plan(version: int, listing: Listing) -> list[Change]:
-        changes = iptables_update.changes_to_delete_interface_rules(
+        changes = iptables_rules.changes_to_delete_interface_rules(
             host_ports, _get_other_addresses(host_ports, {version: listing}), listing
         )
         return changes or iptables_chains.compute_deletions(schemes, listing)
@@ -210,7 +210,7 @@ def _get_listings(host_ports: HostPorts, *, with_container_rules: bool = False) 
 def _compute_changes(host_ports: HostPorts, listings: Mapping[int, Listing]) -> dict[int, list[Change]]:
     other_addresses = _get_other_addresses(host_ports, listings)
     return {
-        version: iptables_update.changes_for_add(host_ports, other_addresses, version, listing)
+        version: iptables_rules.changes_for_add(host_ports, other_addresses, version, listing)
         for version, listing in listings.items()
     }
 
@@ -238,7 +238,7 @@ def _apply_changes(
 def _get_other_addresses(host_ports: HostPorts, listings: Mapping[int, Listing]) -> frozenset[Address]:
     """Returns the addresses of the container's other interfaces; none if all rules forward to this interface."""
     addresses = {address.ip for address in host_ports.addresses.values()}
-    if all(iptables_update.dnat_addresses(host_ports, listing) <= addresses for listing in listings.values()):
+    if all(iptables_rules.dnat_addresses(host_ports, listing) <= addresses for listing in listings.values()):
         return frozenset()
     return other_interfaces.list_other_addresses(host_ports)
 
@@ -251,7 +251,7 @@ def _conditions_error(
     if not host_ports.conditions.get(version):
         return None
     attempts = (
-        iptables_update.changes_for_add(variant, (), version, listings[version])
+        iptables_rules.changes_for_add(variant, (), version, listings[version])
         for variant in (replace(host_ports, conditions={}), host_ports)
     )
     if [iptables.is_accepted(version, TABLE, changes) for changes in attempts] != [True, False]:

@@ -19,13 +19,13 @@ from plugins.portmap.iptables_rules import (
     chain_name,
     desired_chain_rules,
     desired_jump_rules,
+    foreign_rules,
     parse_chain_rule,
     parse_jump_rule,
     parse_jump_rules,
     shared_chains,
     shared_rules,
 )
-from plugins.portmap.iptables_update import foreign_rules
 from plugins.portmap.port_conflicts import is_shadowed, shadowed_error
 
 

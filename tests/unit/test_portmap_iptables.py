@@ -8,7 +8,7 @@ import pytest
 
 from cni.errors import CniError
 from kernel.netfilter.iptables_rule import Listing
-from plugins.portmap import iptables_check, iptables_state, iptables_update
+from plugins.portmap import iptables_check, iptables_rules, iptables_state
 from plugins.portmap.conf import HostPorts, PortMapping
 from plugins.portmap.iptables_rules import (
     desired_chain_rules,
@@ -30,7 +30,7 @@ def listing_after_add(host_ports, listing=NOTHING):
     """Returns the listing after an ADD."""
     table = Table("PREROUTING", "OUTPUT", "POSTROUTING")
     table.chains |= {chain: [rule.spec for rule in listing.rules(chain)] for chain in listing.chains}
-    table.apply(iptables_update.changes_for_add(host_ports, (), 4, listing))
+    table.apply(iptables_rules.changes_for_add(host_ports, (), 4, listing))
     return table.listing()
 
 
@@ -55,10 +55,10 @@ def test_only_missing_shared_rules_are_created():
     """ADD creates only the missing shared chains and rules, and inserts the masquerading rule first."""
     listing = listing_after_add(HOST_PORTS)
     other = replace(HOST_PORTS, container_id="other", mappings=(PortMapping(8081, 80, "tcp"),))
-    changes = iptables_update.changes_for_add(other, (), 4, listing)
+    changes = iptables_rules.changes_for_add(other, (), 4, listing)
     assert not any(str(change).startswith("-N CNI-HOSTPORT") or "LOCAL" in change.spec for change in changes)
     changed = without(listing, shared_rules(HOST_PORTS)[-1])
-    first = iptables_update.changes_for_add(other, (), 4, changed)[0]
+    first = iptables_rules.changes_for_add(other, (), 4, changed)[0]
     assert str(first).startswith("-I POSTROUTING -m comment")
 
 
@@ -117,7 +117,7 @@ def test_port_of_a_jump_rule_conflicts_only_if_its_chain_forwards_it(chain_line,
     """A port of a jump rule is no conflict if its chain is listed and does not forward the port."""
     other = '-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "c" -m multiport --dports 8080 -j CNI-DN-x'
     listing = Listing.parse(f"{chain_line}\n{other}")
-    foreign = iptables_update.foreign_rules(HOST_PORTS, 4, listing, parse_jump_rules(listing))
+    foreign = iptables_rules.foreign_rules(HOST_PORTS, 4, listing, parse_jump_rules(listing))
     assert len(foreign) == count
 
 
@@ -125,7 +125,7 @@ def test_rule_without_owner_is_a_conflict():
     """A rule that names no container counts as a running container's: with "onConflict" its port is refused."""
     other = "-A CNI-HOSTPORT-DNAT -p tcp -m multiport --dports 8080 -j MINE"
     host_ports = replace(HOST_PORTS, refuse_conflicts=True)
-    error = failure_of(lambda: iptables_update.changes_for_add(host_ports, (), 4, Listing.parse(other)), CniError)
+    error = failure_of(lambda: iptables_rules.changes_for_add(host_ports, (), 4, Listing.parse(other)), CniError)
     assert error
     assert (error.code, error.msg) == (11, "host port 8080/tcp is in use by a rule that names no container")
 
