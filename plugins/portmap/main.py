@@ -18,7 +18,7 @@ from cni.skel import Plugin
 from kernel.netfilter import nft
 from kernel.netfilter.backends import Backends
 from plugins.portmap import conf as portmap_conf
-from plugins.portmap import conntrack, iptables, localhost, nftables, pod_route
+from plugins.portmap import conntrack, iptables, localhost, nftables
 from plugins.portmap.conf import HostPorts, PortmapConf
 from plugins.portmap.port_conflicts import ShadowedError
 from process.record import is_dry_run
@@ -108,7 +108,7 @@ def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
         if was_missing and not is_dry_run() and check():
             conntrack.delete_stray_flows(ports)
         # Raises WrongRouteError: a repair must not change the route of another program.
-        pod_route.get_interface_to_pod(ports)
+        localhost.get_interface_to_pod(ports)
         create_guard = partial(localhost.ensure, ports, guard_is_missing=True)
         repair_if_missing("127.0.0.1:hostPort", partial(localhost.check_with_guard, ports), create_guard)
 

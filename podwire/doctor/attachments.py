@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from shlex import quote
 
 from attachment.presence import Presence
-from plugins.portmap.pod_route import WrongRouteError
+from plugins.portmap.localhost import WrongRouteError
 from plugins.portmap.port_conflicts import ShadowedError
 from podwire.attachments import CachedAttachment
 from podwire.checking import LIMIT_S, NETNS_NOT_VISIBLE, CheckOutcome, Failure
