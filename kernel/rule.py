@@ -28,7 +28,7 @@ _SPECS = attribute_specs(
 )
 
 
-class Rule(NamedTuple):
+class PolicyRule(NamedTuple):
     """A policy rule: IP version, the source address that it selects, its table, its priority.
 
     `source` is the packed address of a rule like "from 10.1.2.3 lookup 100", which has no other condition, and b"" for
@@ -48,7 +48,7 @@ def list_request() -> Request:
     return Request("list the rules", RuleMessage, RTM_GETRULE, NLM_F_DUMP, body_filter=_is_ip)
 
 
-def from_message(message: DecodedMessage) -> Rule:
+def from_message(message: DecodedMessage) -> PolicyRule:
     """Returns the rule in an RTM_NEWRULE message."""
     source, table, priority, suppressed_prefix, l3mdev = message.get_attributes(_SPECS)
     version = 4 if message["family"] == stdlib_socket.AF_INET else 6
@@ -59,7 +59,7 @@ def from_message(message: DecodedMessage) -> Rule:
         and suppressed_prefix == _UNSET
         and _SOURCE_ONLY.issuperset(message.attribute_numbers())
     )
-    return Rule(version, source if is_source_only else b"", table or message["table"], priority, bool(l3mdev))
+    return PolicyRule(version, source if is_source_only else b"", table or message["table"], priority, bool(l3mdev))
 
 
 def add_request(source: Address, table: int) -> Request:

@@ -13,7 +13,7 @@ from cni.errors import CniError, internal
 from cni.result import IPConfig, Result
 from kernel.link import Link
 from kernel.route_copy import TableRoute
-from kernel.rule import Rule
+from kernel.rule import PolicyRule
 from plugins.sbr import routes
 from plugins.sbr.conf import SbrConf
 from plugins.sbr.state import State, tables_of
@@ -21,7 +21,7 @@ from plugins.sbr.state import State, tables_of
 _HINT = f"restore it with podwire repair, or {RECREATE_HINT}"
 
 
-def check_rules(rules: Sequence[Rule], ips: Sequence[IPConfig], table: int) -> None:
+def check_rules(rules: Sequence[PolicyRule], ips: Sequence[IPConfig], table: int) -> None:
     """Checks that each address has a rule for `table`, the configured one; raises CniError(999)."""
     for ip in ips:
         if table not in tables_of(rules, ip.address.ip):

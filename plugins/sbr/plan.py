@@ -17,7 +17,7 @@ from kernel.link import Link
 from kernel.route import TABLE_MAIN
 from kernel.route_copy import TableRoute
 from kernel.rtnl import Request, Socket
-from kernel.rule import Rule
+from kernel.rule import PolicyRule
 from plugins.sbr import routes
 from plugins.sbr.conf import SbrConf
 from plugins.sbr.state import State, tables_of
@@ -63,7 +63,7 @@ def build(state: State, link: Link, conf: SbrConf, prev_result: Result, ips: Seq
     return Changes(additions, _main_changes(link, conf, ips, main))
 
 
-def rules_only(rules: Sequence[Rule], ips: Sequence[IPConfig], table: int) -> list[Change]:
+def rules_only(rules: Sequence[PolicyRule], ips: Sequence[IPConfig], table: int) -> list[Change]:
     """Returns the changes that add missing rules for `table`."""
     addresses = dict.fromkeys(ip.address.ip for ip in ips)
     return [

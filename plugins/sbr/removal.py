@@ -12,7 +12,7 @@ from attachment.sandbox import Sandbox, attachment_ips
 from cni.result import IPConfig, Result
 from kernel import address, route_copy, rule
 from kernel.rtnl import Request
-from kernel.rule import Rule
+from kernel.rule import PolicyRule
 from plugins.sbr.state import State, get_state, is_choosable
 from plugins.sbr.tables import Tables
 
@@ -41,7 +41,7 @@ def remove(sandbox: Sandbox, prev_result: Result | None, table: int | None) -> N
         sandbox.socket.change(*requests)
 
 
-def _is_ours(state: State, item: Rule, table: int | None) -> bool:
+def _is_ours(state: State, item: PolicyRule, table: int | None) -> bool:
     """Returns whether a rule for one of the attachment's addresses is sbr's."""
     if table is not None:
         return item.table == table

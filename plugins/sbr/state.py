@@ -10,7 +10,7 @@ from kernel.link import Link
 from kernel.route import TABLE_MAIN
 from kernel.route_copy import UNICAST, TableRoute
 from kernel.rtnl import Socket
-from kernel.rule import Rule
+from kernel.rule import PolicyRule
 from process.values import dataclass
 
 _FIRST_TABLE = 100  # as in the reference plugin
@@ -22,7 +22,7 @@ class State:
     """The interface (None if it no longer exists), and all rules and routes of the sandbox."""
 
     link: Link | None
-    rules: tuple[Rule, ...]
+    rules: tuple[PolicyRule, ...]
     routes: tuple[TableRoute, ...]
 
     def in_table(self, table: int) -> list[TableRoute]:
@@ -55,12 +55,12 @@ def get_state(socket: Socket, ifname: str) -> State:
     )
 
 
-def list_rules(socket: Socket) -> list[Rule]:
+def list_rules(socket: Socket) -> list[PolicyRule]:
     """Returns all rules; raises KernelError."""
     return [rule.from_message(message) for message in socket.dump(rule.list_request())]
 
 
-def tables_of(rules: Sequence[Rule], address: Address) -> list[int]:
+def tables_of(rules: Sequence[PolicyRule], address: Address) -> list[int]:
     """Returns the tables of the rules that select packets from `address` by nothing but this source."""
     return [item.table for item in rules if item.source == address.packed and item.table]
 

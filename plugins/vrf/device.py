@@ -17,7 +17,7 @@ from kernel.errors import KernelError, reason
 from kernel.link import Link
 from kernel.route_copy import TableRoute
 from kernel.rtnl import Request, Socket
-from kernel.rule import Rule
+from kernel.rule import PolicyRule
 from kernel.vrf import Vrf
 from plugins.vrf import tables
 from plugins.vrf.conf import VrfConf
@@ -60,7 +60,7 @@ def create(socket: Socket, conf: VrfConf, routes: Sequence[TableRoute], undo: Un
     return vrf.from_message(message)
 
 
-def list_rules(socket: Socket) -> list[Rule]:
+def list_rules(socket: Socket) -> list[PolicyRule]:
     """Returns all policy rules; raises KernelError."""
     return [rule.from_message(message) for message in socket.dump(rule.list_request())]
 

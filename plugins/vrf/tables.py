@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from cni.errors import CniError, internal
-from kernel.rule import Rule
+from kernel.rule import PolicyRule
 from kernel.vrf import KIND, Vrf
 
 # default, main, local (linux/rtnetlink.h); 252 is "compat", which nothing uses.
 RESERVED = frozenset({253, 254, 255})
 
 
-def choose(vrfs: Iterable[Vrf], rules: Iterable[Rule], with_routes: Collection[int]) -> int:
+def choose(vrfs: Iterable[Vrf], rules: Iterable[PolicyRule], with_routes: Collection[int]) -> int:
     """Returns the lowest table that no VRF device, rule or route of the namespace uses.
 
     The reference plugin considers VRF devices only.
@@ -43,7 +43,9 @@ def table_conflict(device: Vrf, table: int) -> CniError | None:
     )
 
 
-def uses(table: int, name: str, vrfs: Iterable[Vrf], rules: Iterable[Rule], with_routes: Collection[int]) -> list[str]:
+def uses(
+    table: int, name: str, vrfs: Iterable[Vrf], rules: Iterable[PolicyRule], with_routes: Collection[int]
+) -> list[str]:
     """Returns what else uses a configured table, in words: other VRF devices, routes, rules, the kernel.
 
     None of it is an error: the reference plugin accepts each of them, and VRF devices may share a table.

@@ -6,7 +6,7 @@ import pytest
 
 from kernel import rule
 from kernel.codec_routing import RuleMessage
-from kernel.rule import Rule
+from kernel.rule import PolicyRule
 from kernel.wire import decode, encode
 from tests.unit.test_codec import FULL_CLASSES
 
@@ -26,7 +26,7 @@ def rule_with(fields=None, attributes=()):
 
 def test_plain_rule():
     """A rule without further conditions has its source."""
-    assert rule_with() == Rule(4, SOURCE.packed, 100, 32765)
+    assert rule_with() == PolicyRule(4, SOURCE.packed, 100, 32765)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_plain_rule():
 def test_rule_with_a_condition(fields, attributes):
     """A rule with a further condition, or another action, has no source and keeps its table."""
     is_l3mdev = ("FRA_L3MDEV", 1) in attributes
-    assert rule_with(fields, attributes) == Rule(4, b"", 100, 32765, is_l3mdev)
+    assert rule_with(fields, attributes) == PolicyRule(4, b"", 100, 32765, is_l3mdev)
 
 
 def test_rules_of_multicast_routing_are_not_listed():

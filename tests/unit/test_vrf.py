@@ -11,7 +11,7 @@ from kernel.address_copy import AddressCopy
 from kernel.codec_vrf import VrfMessage
 from kernel.link import IFF_UP, Link
 from kernel.route_copy import build_route
-from kernel.rule import Rule
+from kernel.rule import PolicyRule
 from kernel.vrf import Vrf
 from kernel.wire import decode, encode
 from plugins.vrf import conf as vrf_conf
@@ -84,7 +84,7 @@ def test_missing_prev_result(verb):
 )
 def test_table_choice(vrfs, rule_tables, routes, expected):
     """The lowest table is chosen that no VRF, rule or route uses, and that is not the kernel's."""
-    rules = [Rule(4, b"", number, 100) for number in rule_tables]
+    rules = [PolicyRule(4, b"", number, 100) for number in rule_tables]
     devices = [BLUE._replace(name=f"v{number}", table=number) for number in vrfs]
     assert tables.choose(devices, rules, routes) == expected
 
@@ -103,7 +103,7 @@ def test_conflicts():
     conflict = tables.table_conflict(BLUE, 8)
     assert conflict is not None
     assert conflict.msg == "VRF blue already exist with different routing table 7"
-    rules = [Rule(4, b"", 7, 100), Rule(4, b"", 254, 32766)]
+    rules = [PolicyRule(4, b"", 7, 100), PolicyRule(4, b"", 254, 32766)]
     assert tables.uses(7, "red", [BLUE], rules, {7}) == ["VRF blue", "routing rules"]
     assert tables.uses(7, "red", [], [], {7}) == ["other routes"]
     assert tables.uses(254, "red", [], rules, {254}) == ["the kernel"]
