@@ -84,7 +84,7 @@ class Qdisc:
 
 
 @dataclass(frozen=True)
-class Rule:
+class AddressFilter:
     """A filter by address: assigns the packets that `selector` (struct tc_u32_sel with keys) matches to a class.
 
     `classid` is PASSED or LIMITED; `target` is the ifindex to which the packets are redirected, or None.
@@ -108,7 +108,7 @@ class Filter:
     info: int
     target: int | None = None
     matches_all: bool = False
-    rule: Rule | None = None
+    rule: AddressFilter | None = None
 
     @property
     def table(self) -> tuple[int, int]:
@@ -154,10 +154,10 @@ def add_redirect_request(index: int, target: int) -> Request:
 
     `target` transmits them.
     """
-    return _u32(index, RECEIVED, 0, Rule(selector([_ANY]), _CLASS, target))
+    return _u32(index, RECEIVED, 0, AddressFilter(selector([_ANY]), _CLASS, target))
 
 
-def add_rule_requests(index: int, parent: int, rules: Sequence[Rule]) -> list[Request]:
+def add_rule_requests(index: int, parent: int, rules: Sequence[AddressFilter]) -> list[Request]:
     """Returns requests that add filters in order; they are evaluated before the one of add_redirect_request().
 
     `parent` is RECEIVED or the handle of a classful qdisc. A packet that a filter does not redirect enters the class of
@@ -328,7 +328,7 @@ def _bucket(options: bytes) -> Bucket | None:
     return Bucket(rate64 or rate, size, limit)
 
 
-def _u32(index: int, parent: int, number: int, rule: Rule) -> Request:
+def _u32(index: int, parent: int, number: int, rule: AddressFilter) -> Request:
     """Returns a request that adds a filter of priority 1 for all protocols; for `number` 0 the kernel chooses one."""
     options: Attributes = [("TCA_U32_CLASSID", rule.classid), ("TCA_U32_SEL", rule.selector)]
     if rule.target is not None:
@@ -361,7 +361,7 @@ def _filter(message: DecodedMessage) -> Filter | None:
     if selector is None:
         return None
     target = _target(actions)
-    rule = Rule(selector, classid, target) if classid in (PASSED, LIMITED) else None
+    rule = AddressFilter(selector, classid, target) if classid in (PASSED, LIMITED) else None
     return Filter(message["handle"], message["info"], target, not chain and _matches_all(selector), rule)
 
 

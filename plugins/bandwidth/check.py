@@ -13,7 +13,7 @@ from cni.errors import internal
 from kernel import htb, traffic
 from kernel.link import Link
 from kernel.rtnl import Socket
-from kernel.traffic import HTB, Bucket, Filter, Qdisc, Rule
+from kernel.traffic import HTB, AddressFilter, Bucket, Filter, Qdisc
 from kernel.wire import DecodedMessage
 from plugins.bandwidth.shaper import Limits
 from plugins.bandwidth.subnets import EVERYWHERE, Subnets
@@ -82,7 +82,7 @@ def _redirect_problem(filters: Sequence[Filter], ifb: Link) -> str:
     return "an earlier ingress filter matches every packet" if is_hidden else ""
 
 
-def _check_rules(verb: str, desired: Sequence[Rule], filters: Sequence[Filter]) -> None:
+def _check_rules(verb: str, desired: Sequence[AddressFilter], filters: Sequence[Filter]) -> None:
     existing = {item.rule for item in filters}
     missing, extra = len(set(desired) - existing), len(existing.difference(desired))
     if missing or extra:

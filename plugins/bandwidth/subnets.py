@@ -8,7 +8,7 @@ from __future__ import annotations
 from cni.address import Network
 from kernel import htb, traffic
 from kernel.rtnl import Request
-from kernel.traffic import LIMITED, PASSED, Bucket, Rule
+from kernel.traffic import LIMITED, PASSED, AddressFilter, Bucket
 from process.values import dataclass
 
 
@@ -25,16 +25,16 @@ class Subnets:
         return 0 if self.only else LIMITED & 0xFFFF
 
     @property
-    def ingress_rules(self) -> list[Rule]:
+    def ingress_rules(self) -> list[AddressFilter]:
         """The rules for packets to the pod."""
         return self._rules(LIMITED if self.only else PASSED, source=True)
 
-    def egress_rules(self, ifb: int) -> list[Rule]:
+    def egress_rules(self, ifb: int) -> list[AddressFilter]:
         """Returns the rules for packets from the pod, which are limited on the ifb with that index."""
         return self._rules(LIMITED if self.only else PASSED, ifb if self.only else None, source=False)
 
-    def _rules(self, classid: int, target: int | None = None, *, source: bool) -> list[Rule]:
-        return [Rule(htb.selector(item, source=source), classid, target) for item in self.networks]
+    def _rules(self, classid: int, target: int | None = None, *, source: bool) -> list[AddressFilter]:
+        return [AddressFilter(htb.selector(item, source=source), classid, target) for item in self.networks]
 
 
 EVERYWHERE = Subnets()

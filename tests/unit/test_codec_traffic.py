@@ -16,7 +16,7 @@ from kernel import htb, queues, traffic
 from kernel.codec_traffic import FilterMessage, QdiscMessage
 from kernel.queues import Queue
 from kernel.rtnl import Request, Socket
-from kernel.traffic import Bucket, Filter, Qdisc, Rule
+from kernel.traffic import AddressFilter, Bucket, Filter, Qdisc
 from kernel.wire import decode
 
 # Not by an import statement: kernel.codec must replace the package's __init__ before.
@@ -72,7 +72,7 @@ REQUESTS = {
     ),
     "no HTB": (traffic.delete_root_request(7, HTB), {"parent": ROOT, "handle": 0x70770000}, named("htb")),
     "subnet": (
-        traffic.add_rule_requests(7, 0x70770000, [Rule(htb.selector(SUBNET, source=True), 0x70770000)])[0],
+        traffic.add_rule_requests(7, 0x70770000, [AddressFilter(htb.selector(SUBNET, source=True), 0x70770000)])[0],
         {"parent": 0x70770000, "info": 0x00010300, "handle": 1},
         named("u32", options=u32(keys=("0x40000000/0xf0000000+0", "0x0a160000/0xffff0000+12"), classid=0x70770000)),
     ),
