@@ -15,7 +15,7 @@ from kernel.netfilter import iptables
 from kernel.netfilter.iptables_accept import accept_rule
 from kernel.netfilter.iptables_chains import TABLE, apply_plan
 from kernel.netfilter.iptables_program import RefusedError
-from kernel.netfilter.iptables_rule import Change, Listing, Rule
+from kernel.netfilter.iptables_rule import Change, IptablesRule, Listing
 
 Networks = frozenset[Network]
 
@@ -94,5 +94,5 @@ def _read(families: list[int]) -> dict[int, Listing]:
     return iptables.read(families, TABLE, [ENTRY, CLUSTER_CHAIN], legacy=True)
 
 
-def _rules(networks: Networks, family: int) -> list[Rule]:
+def _rules(networks: Networks, family: int) -> list[IptablesRule]:
     return [accept_rule(CLUSTER_CHAIN, network) for network in networks if network.version == family]

@@ -26,7 +26,7 @@ from kernel.netfilter import iptables, iptables_chains, nft
 from kernel.netfilter.iptables_accept import accept_rule
 from kernel.netfilter.iptables_chains import TABLE, compute_deletions, missing_error
 from kernel.netfilter.iptables_expressions import match_rules
-from kernel.netfilter.iptables_rule import Change, Listing, Rule, comment_match, network_text
+from kernel.netfilter.iptables_rule import Change, IptablesRule, Listing, comment_match, network_text
 from kernel.netfilter.nft import Chain, NftSocket, Table
 
 _MULTICAST = {4: "224.0.0.0/4", 6: "ff00::/8"}
@@ -119,9 +119,9 @@ def _family_exists(socket: NftSocket, spec: Masquerade, family: int) -> bool:
 class _Rules(NamedTuple):
     """The rules of an attachment: for traffic that is not masqueraded, the one that masquerades, and the jumps."""
 
-    exceptions: list[Rule]
-    masquerade: Rule
-    jumps: list[Rule]
+    exceptions: list[IptablesRule]
+    masquerade: IptablesRule
+    jumps: list[IptablesRule]
 
 
 def _rules(spec: Masquerade, family: int) -> _Rules:
@@ -130,9 +130,9 @@ def _rules(spec: Masquerade, family: int) -> _Rules:
     addresses = [item for item in spec.addresses if item.version == family]
     exempt = [*(item.network for item in addresses), *(item for item in spec.exempt if item.version == family)]
     exceptions = [accept_rule(chain, network, comment) for network in exempt]
-    exceptions += [Rule(chain, f"{comment} -j {CLUSTER_CHAIN}")] if spec.cluster else []
-    masquerade = Rule(chain, f"! -d {_MULTICAST[family]} {comment} -j MASQUERADE")
-    jumps = [Rule(ENTRY, f"-s {network_text(as_network(item.ip))} {comment} -j {chain}") for item in addresses]
+    exceptions += [IptablesRule(chain, f"{comment} -j {CLUSTER_CHAIN}")] if spec.cluster else []
+    masquerade = IptablesRule(chain, f"! -d {_MULTICAST[family]} {comment} -j MASQUERADE")
+    jumps = [IptablesRule(ENTRY, f"-s {network_text(as_network(item.ip))} {comment} -j {chain}") for item in addresses]
     return _Rules(list(dict.fromkeys(exceptions)), masquerade, list(dict.fromkeys(jumps)))
 
 
@@ -140,6 +140,6 @@ def _families(spec: Masquerade) -> list[int]:
     return sorted({item.version for item in spec.addresses})
 
 
-def _before(rule: Rule, existing: Sequence[Rule]) -> Sequence[Rule]:
+def _before(rule: IptablesRule, existing: Sequence[IptablesRule]) -> Sequence[IptablesRule]:
     """Returns the rules before `rule`, all if it is missing: after it, an exception has no effect."""
     return existing[: existing.index(rule)] if rule in existing else existing

@@ -20,7 +20,7 @@ from kernel.errors import KernelError
 from kernel.netfilter import iptables_program, nft
 from kernel.netfilter.iptables_expressions import change_request
 from kernel.netfilter.iptables_program import ProgramRun, UnusableError
-from kernel.netfilter.iptables_rule import Change, Listing, Rule
+from kernel.netfilter.iptables_rule import Change, IptablesRule, Listing
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Table
 from kernel.rtnl import Request
 from process import record
@@ -69,7 +69,7 @@ def read(
 
 
 def list_chains(
-    chains: Mapping[int, Sequence[str]], table: str, rules: Mapping[int, Sequence[Rule]] | None = None
+    chains: Mapping[int, Sequence[str]], table: str, rules: Mapping[int, Sequence[IptablesRule]] | None = None
 ) -> dict[int, Listing]:
     """Lists each family's chains with the programs, or the whole table without chains.
 

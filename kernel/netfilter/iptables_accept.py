@@ -13,7 +13,7 @@ from cni.address import Network
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.iptables_expressions import change_request
 from kernel.netfilter.iptables_listing import parse_rule
-from kernel.netfilter.iptables_rule import Change, Rule, network_text
+from kernel.netfilter.iptables_rule import Change, IptablesRule, network_text
 from kernel.netfilter.nft import Chain
 from kernel.netfilter.nft_set import byte_filter
 from kernel.rtnl import Request
@@ -22,10 +22,10 @@ _ACCEPT = re.compile(r"(?:-d (\S+) )?-j ACCEPT")
 _ALL = {4: "0.0.0.0/0", 6: "::/0"}
 
 
-def accept_rule(chain: str, network: Network, comment: str = "") -> Rule:
+def accept_rule(chain: str, network: Network, comment: str = "") -> IptablesRule:
     """Returns the rule that accepts packets to a network; `comment` is the match for its comment."""
     destination = f"-d {network_text(network)}" if network.prefixlen else ""
-    return Rule(chain, " ".join(filter(None, (destination, comment, "-j ACCEPT"))))
+    return IptablesRule(chain, " ".join(filter(None, (destination, comment, "-j ACCEPT"))))
 
 
 def accept_request(chain: Chain, network: Network) -> Request:

@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from cni.errors import CniError, Code
 from kernel.netfilter import iptables, nft_rule
 from kernel.netfilter.iptables_program import RefusedError
-from kernel.netfilter.iptables_rule import COMMENT_MAX, Change, Listing, Rule
+from kernel.netfilter.iptables_rule import COMMENT_MAX, Change, IptablesRule, Listing
 from kernel.netfilter.owned import IPTABLES, REPAIR_HINT, OwnedRule
 from process.values import dataclass, field
 
@@ -128,7 +128,7 @@ def missing_error(description: str, what: str, version: int) -> CniError:
 
 
 def compute_deletions(
-    chains: Mapping[str, ChainScheme], listing: Listing, stays: Callable[[Rule], bool] = lambda jump: False
+    chains: Mapping[str, ChainScheme], listing: Listing, stays: Callable[[IptablesRule], bool] = lambda jump: False
 ) -> list[Change]:
     """Returns the changes that delete the jumps to `chains`, and each chain with its last jump.
 
@@ -170,7 +170,7 @@ def gc_legacy(schemes: Iterable[ChainScheme], network: str, kept: AbstractSet[st
     change_legacy(TABLE, plan, f"delete stale rules of network {network}")
 
 
-def list_legacy_owned_rules(schemes: Iterable[ChainScheme], what: str) -> list[tuple[OwnedRule, Rule]]:
+def list_legacy_owned_rules(schemes: Iterable[ChainScheme], what: str) -> list[tuple[OwnedRule, IptablesRule]]:
     """Lists the owners of iptables-legacy's jumps to such chains, with the jumps; raises CniError.
 
     Names are set only if the chain's name proves them, see `gc_legacy`. Runs one program if there is such a table.

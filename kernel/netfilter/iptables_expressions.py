@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter import nft_expression as expression
-from kernel.netfilter.iptables_rule import COMMENT_MAX, Change, Rule
+from kernel.netfilter.iptables_rule import COMMENT_MAX, Change, IptablesRule
 from kernel.netfilter.nft import Chain, Table
 from kernel.netfilter.nft_expression import EQ, NEQ
 from kernel.rtnl import Request
@@ -92,7 +92,7 @@ def render_expressions(version: int, spec: str) -> Expressions | None:
         return None  # the program runs and reports the error, if there is one
 
 
-def select_equal(version: int, rule: Rule, existing: Iterable[nft.Rule]) -> list[nft.Rule]:
+def select_equal(version: int, rule: IptablesRule, existing: Iterable[nft.Rule]) -> list[nft.Rule]:
     """Returns the existing rules that certainly equal `rule`."""
     rendered = render_expressions(version, rule.spec)
     return [item for item in existing if rendered.is_rule(item)] if rendered else []
@@ -104,12 +104,12 @@ class RuleMatcher:
     Does not recognise those that render_expressions() does not know. A rule is rendered when it is first compared.
     """
 
-    def __init__(self, version: int, rules: Iterable[Rule]) -> None:
+    def __init__(self, version: int, rules: Iterable[IptablesRule]) -> None:
         self._version = version
-        self._rendered: dict[Rule, Expressions | None] = {}
+        self._rendered: dict[IptablesRule, Expressions | None] = {}
         self._rules = list(dict.fromkeys(rules))
 
-    def match(self, existing: nft.Rule) -> Rule | None:
+    def match(self, existing: nft.Rule) -> IptablesRule | None:
         """Returns the rule that equals an existing one, None if none does; each rule matches one existing rule only."""
         for rule in self._rules:
             if rule not in self._rendered:
@@ -121,7 +121,7 @@ class RuleMatcher:
         return None
 
 
-def match_rules(version: int, rules: Sequence[Rule], existing: Iterable[nft.Rule]) -> list[Rule] | None:
+def match_rules(version: int, rules: Sequence[IptablesRule], existing: Iterable[nft.Rule]) -> list[IptablesRule] | None:
     """Returns the `rules` that equal a chain's existing ones, in their order; None if one is not recognised."""
     if len(rules) > _RULES_MAX:
         return None

@@ -13,7 +13,7 @@ import struct
 
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter import nft_expression as expression
-from kernel.netfilter.iptables_rule import Rule, address_text, comment_match
+from kernel.netfilter.iptables_rule import IptablesRule, address_text, comment_match
 
 _NUMBER = struct.Struct(">i")
 # Attributes of expressions, NFTA_* (linux/netfilter/nf_tables.h, nf_tables_compat.h).
@@ -36,7 +36,7 @@ _ESTABLISHED = struct.pack("=146xHHHH10x", 1, 0, 2 | 4, 0)
 _ESTABLISHED_TEXT = "-m conntrack --ctstate RELATED,ESTABLISHED"
 
 
-def parse_rule(chain: str, rule: nft.Rule, version: int) -> Rule | None:
+def parse_rule(chain: str, rule: nft.Rule, version: int) -> IptablesRule | None:
     """Returns a rule of `chain` in the table of an IP version, None if any part is unknown."""
     loaded, mask, end = "", b"", ""
     known: str | bytes = ""
@@ -67,7 +67,7 @@ def parse_rule(chain: str, rule: nft.Rule, version: int) -> Rule | None:
     if rule.comment:  # newer versions store comments this way
         matches.append(comment_match(rule.comment))
     header = (rendered[key] for key in _ORDER if key in rendered)
-    return Rule(chain, " ".join((*header, *matches, *filter(None, [end]))))
+    return IptablesRule(chain, " ".join((*header, *matches, *filter(None, [end]))))
 
 
 def _number(attributes: dict[int, bytes], key: int) -> int | None:

@@ -42,7 +42,7 @@ def network_text(network: Network) -> str:
     return f"{address_text(network.network_address.packed)}/{network.prefixlen}"
 
 
-class Rule(NamedTuple):
+class IptablesRule(NamedTuple):
     """A rule: `spec` has its matches and its target, as they are listed: "-s 10.22.0.2/32 -j ACCEPT"."""
 
     chain: str
@@ -102,17 +102,17 @@ class Change(NamedTuple):
         return cls("-X", chain)
 
     @classmethod
-    def append(cls, rule: Rule) -> Change:
+    def append(cls, rule: IptablesRule) -> Change:
         """Returns the change that adds a rule at the end of its chain."""
         return cls("-A", *rule)
 
     @classmethod
-    def insert(cls, rule: Rule, position: int = 1) -> Change:
+    def insert(cls, rule: IptablesRule, position: int = 1) -> Change:
         """Returns the change that adds a rule before the one at `position`, which starts at 1."""
         return cls("-I", *rule, position)
 
     @classmethod
-    def delete(cls, rule: Rule) -> Change:
+    def delete(cls, rule: IptablesRule) -> Change:
         """Returns the change that deletes the first rule equal to `rule`."""
         return cls("-D", *rule)
 
@@ -129,7 +129,7 @@ class Listing:
     confirmed: int = 0
 
     @classmethod
-    def of(cls, chains: Iterable[str], rules: Iterable[Rule] = ()) -> Listing:
+    def of(cls, chains: Iterable[str], rules: Iterable[IptablesRule] = ()) -> Listing:
         """Returns a listing of chains and rules."""
         specs: dict[str, list[str]] = {chain: [] for chain in chains}
         for rule in rules:
@@ -154,11 +154,11 @@ class Listing:
         """The names of the chains."""
         return self._specs.keys()
 
-    def rules(self, chain: str) -> list[Rule]:
+    def rules(self, chain: str) -> list[IptablesRule]:
         """Returns the rules of a chain, none if it is missing."""
-        return [Rule(chain, spec) for spec in self._specs.get(chain, ())]
+        return [IptablesRule(chain, spec) for spec in self._specs.get(chain, ())]
 
-    def __contains__(self, rule: Rule) -> bool:
+    def __contains__(self, rule: IptablesRule) -> bool:
         return rule.spec in self._specs.get(rule.chain, ())
 
     def __or__(self, other: Listing) -> Listing:

@@ -26,7 +26,7 @@ from kernel.netfilter import iptables, nft, nft_owner
 from kernel.netfilter.iptables import FAMILIES, NFPROTO
 from kernel.netfilter.iptables_chains import change_legacy
 from kernel.netfilter.iptables_program import RefusedError, UnusableError
-from kernel.netfilter.iptables_rule import Change, Listing, Rule
+from kernel.netfilter.iptables_rule import Change, IptablesRule, Listing
 from kernel.netfilter.nft import Chain, NftSocket, Table
 from kernel.rtnl import Request
 from plugins.firewall import bridge_netfilter, iptables_check, iptables_state, iptables_update
@@ -47,7 +47,7 @@ from plugins.firewall.spec import OPEN, FirewallSpec
 
 _ROUNDS = 10  # each is lost to another process that changes the rules between our read and our write
 _DESCRIPTION = "create the firewall's rules"
-_Select = Callable[[int, Listing], list[Rule]]  # from an IP version and its listing to the rules to delete
+_Select = Callable[[int, Listing], list[IptablesRule]]  # from an IP version and its listing to the rules to delete
 _SHARED = (ENTRY, STAGE_1, STAGE_2)  # chains whose rules the first pod's ADD creates
 _INTERFACE = re.compile(r"""[^\s"'\\!-][^\s"'\\]*(?<!\+)""")  # one word for iptables-restore, and one interface
 
@@ -199,7 +199,7 @@ def _get_link(name: str) -> Link | None:
         return link.get(socket, link.by_name_request(name))[0]
 
 
-def _select_for_del(spec: FirewallSpec, version: int, listing: Listing) -> list[Rule]:
+def _select_for_del(spec: FirewallSpec, version: int, listing: Listing) -> list[IptablesRule]:
     interfaces = _list_stale_interfaces(listing, spec.bridge)
     return iptables_update.del_rules(spec, version, listing, interfaces, _StaleCheck())
 
@@ -207,7 +207,7 @@ def _select_for_del(spec: FirewallSpec, version: int, listing: Listing) -> list[
 def _gc(network: str, valid: Collection[Attachment], delete_selected: Callable[[_Select], None], where: str) -> None:
     unowned: dict[int, int] = {}
 
-    def select(version: int, listing: Listing) -> list[Rule]:
+    def select(version: int, listing: Listing) -> list[IptablesRule]:
         unowned[version] = iptables_update.count_unowned(listing)
         return iptables_update.gc_rules(network, valid, listing, _list_stale_interfaces(listing))
 

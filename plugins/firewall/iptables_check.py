@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables import TOOLS
-from kernel.netfilter.iptables_rule import Listing, Rule
+from kernel.netfilter.iptables_rule import IptablesRule, Listing
 from kernel.netfilter.owned import REPAIR_HINT
 from plugins.firewall.iptables_rules import (
     ENDS,
@@ -54,12 +54,12 @@ def _check_policy(spec: FirewallSpec, version: int, listing: Listing) -> None:
             raise _error(f'rule [{_render(rule)}] of ingressPolicy "isolated" exists, too ({TOOLS[version]})')
 
 
-def _demand(rule: Rule, version: int, existing: Listing | Sequence[Rule], what: str) -> None:
+def _demand(rule: IptablesRule, version: int, existing: Listing | Sequence[IptablesRule], what: str) -> None:
     if rule not in existing:
         raise _error(f"expected {what} [{_render(rule)}] not found ({TOOLS[version]})")
 
 
-def _render(rule: Rule) -> str:
+def _render(rule: IptablesRule) -> str:
     """Returns a rule as the reference plugin prints it: without its chain and without quotes."""
     return rule.spec.replace('"', "")
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from cni.address import Address, as_network
 from cni.conf import Attachment
-from kernel.netfilter.iptables_rule import COMMENT_MAX, Listing, Rule, comment_match, network_text
+from kernel.netfilter.iptables_rule import COMMENT_MAX, IptablesRule, Listing, comment_match, network_text
 from plugins.firewall.spec import ISOLATED, SAME_BRIDGE, FirewallSpec
 
 TABLE = "filter"
@@ -37,9 +37,9 @@ _POLICY_COMMENTS = {
     policy: comment_match(f"CNI firewall plugin rules (ingressPolicy: {policy})") for policy in (SAME_BRIDGE, ISOLATED)
 }
 
-FORWARD_JUMP = Rule(ENTRY, f"{comment_match('CNI firewall plugin rules')} -j {FORWARD}")
-ISOLATION_JUMP = Rule(ENTRY, f"{_STAGES_COMMENT} -j {STAGE_1}")
-ENDS = {chain: Rule(chain, f"{_STAGES_COMMENT} -j RETURN") for chain in (STAGE_1, STAGE_2)}
+FORWARD_JUMP = IptablesRule(ENTRY, f"{comment_match('CNI firewall plugin rules')} -j {FORWARD}")
+ISOLATION_JUMP = IptablesRule(ENTRY, f"{_STAGES_COMMENT} -j {STAGE_1}")
+ENDS = {chain: IptablesRule(chain, f"{_STAGES_COMMENT} -j RETURN") for chain in (STAGE_1, STAGE_2)}
 
 _HASH_DIGITS = 32
 _ADDRESS_RULE = re.compile(
@@ -55,7 +55,7 @@ class Record(NamedTuple):
 
     address: Address
     comment: str
-    rule: Rule
+    rule: IptablesRule
 
     @property
     def owner(self) -> tuple[str, Attachment] | None:
@@ -64,60 +64,64 @@ class Record(NamedTuple):
         return (named["network"], Attachment(named["container_id"], named["ifname"])) if named else None
 
 
-def normalize(rule: Rule) -> Rule:
+def normalize(rule: IptablesRule) -> IptablesRule:
     """Returns a rule as the reference plugin writes it since 1.7.0; older comments of shared rules name one policy."""
     is_shared = rule.chain in (ENTRY, STAGE_2) or rule.target == "RETURN"
-    return Rule(rule.chain, rule.spec.replace(_POLICY_COMMENTS[SAME_BRIDGE], _STAGES_COMMENT)) if is_shared else rule
+    return (
+        IptablesRule(rule.chain, rule.spec.replace(_POLICY_COMMENTS[SAME_BRIDGE], _STAGES_COMMENT))
+        if is_shared
+        else rule
+    )
 
 
-def admin_jump(chain: str) -> Rule:
+def admin_jump(chain: str) -> IptablesRule:
     """Returns the rule that jumps to the administrator's chain, before the rules of addresses."""
-    return Rule(FORWARD, f"{comment_match('CNI firewall plugin admin overrides')} -j {chain}")
+    return IptablesRule(FORWARD, f"{comment_match('CNI firewall plugin admin overrides')} -j {chain}")
 
 
-def address_rules(address: Address) -> list[Rule]:
+def address_rules(address: Address) -> list[IptablesRule]:
     """Returns the rules that accept packets from an address, and replies to it."""
     network = network_text(as_network(address))
     return [
-        Rule(FORWARD, f"-d {network} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"),
-        Rule(FORWARD, f"-s {network} -j ACCEPT"),
+        IptablesRule(FORWARD, f"-d {network} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"),
+        IptablesRule(FORWARD, f"-s {network} -j ACCEPT"),
     ]
 
 
-def policy_rules(policy: str, bridge: str) -> list[Rule]:
+def policy_rules(policy: str, bridge: str) -> list[IptablesRule]:
     """Returns the rules of a bridge with a policy, in the order of their chains."""
     comment = _POLICY_COMMENTS[policy]
-    isolation = [Rule(STAGE_1, f"-i {bridge} -o {bridge} {comment} -j DROP")] if policy == ISOLATED else []
+    isolation = [IptablesRule(STAGE_1, f"-i {bridge} -o {bridge} {comment} -j DROP")] if policy == ISOLATED else []
     return [
         *isolation,
-        Rule(STAGE_1, f"-i {bridge} ! -o {bridge} {comment} -j {STAGE_2}"),
-        Rule(STAGE_2, f"-o {bridge} {_STAGES_COMMENT} -j DROP"),
+        IptablesRule(STAGE_1, f"-i {bridge} ! -o {bridge} {comment} -j {STAGE_2}"),
+        IptablesRule(STAGE_2, f"-o {bridge} {_STAGES_COMMENT} -j DROP"),
     ]
 
 
-def other_policy_rules(policy: str, bridge: str) -> list[Rule]:
+def other_policy_rules(policy: str, bridge: str) -> list[IptablesRule]:
     """Returns the rules that a bridge has only with the other policy."""
     other = SAME_BRIDGE if policy == ISOLATED else ISOLATED
     desired = policy_rules(policy, bridge)
     return [rule for rule in policy_rules(other, bridge) if rule not in desired]
 
 
-def interface_of(rule: Rule) -> str:
+def interface_of(rule: IptablesRule) -> str:
     """Returns the interface that a policy's rule matches, "" for any other rule."""
     option, _, rest = rule.spec.partition(" ")
     return rest.partition(" ")[0] if option == _INTERFACE_OPTIONS.get(rule.chain) else ""
 
 
-def address_of(rule: Rule) -> Address | None:
+def address_of(rule: IptablesRule) -> Address | None:
     """Returns the address that a rule in CNI-FORWARD accepts, None for any other rule."""
     match = _ADDRESS_RULE.fullmatch(rule.spec)
     return ip_address(match[1] or match[2]) if match else None
 
 
-def record_rule(spec: FirewallSpec, address: Address) -> Rule:
+def record_rule(spec: FirewallSpec, address: Address) -> IptablesRule:
     """Returns the rule that records the owner of an address."""
     comment = comment_match(owner_text(spec.network, Attachment(spec.container_id, spec.ifname)))
-    return Rule(OWNERS, f"-s {network_text(as_network(address))} {comment}")
+    return IptablesRule(OWNERS, f"-s {network_text(as_network(address))} {comment}")
 
 
 def parse_records(listing: Listing) -> list[Record]:

@@ -14,7 +14,7 @@ from cni.conf import Attachment
 from kernel.netfilter import iptables, iptables_listing, nft, nft_rule
 from kernel.netfilter.iptables import NFPROTO
 from kernel.netfilter.iptables_expressions import RuleMatcher
-from kernel.netfilter.iptables_rule import Listing, Rule
+from kernel.netfilter.iptables_rule import IptablesRule, Listing
 from kernel.netfilter.nft import Chain, NftSocket, Table
 from plugins.firewall.iptables_rules import (
     ENTRY,
@@ -46,7 +46,7 @@ class ExistingRule:
 
     chain: Chain
     handle: int
-    rule: Rule | None
+    rule: IptablesRule | None
 
 
 def get_listings(spec: FirewallSpec) -> dict[int, Listing]:
@@ -110,7 +110,11 @@ def get_state_for_gc(socket: NftSocket, version: int) -> tuple[dict[str, int], l
 
 
 def list_rules(
-    socket: NftSocket, chain: Chain, version: int, filter_: MessageFilter | str = "", expected: Iterable[Rule] = ()
+    socket: NftSocket,
+    chain: Chain,
+    version: int,
+    filter_: MessageFilter | str = "",
+    expected: Iterable[IptablesRule] = (),
 ) -> list[ExistingRule]:
     """Returns the rules of a chain that pass the filter, in order; recognising `expected` rules is faster."""
     matcher = RuleMatcher(version, expected)
@@ -144,7 +148,7 @@ def _get_state(socket: NftSocket, spec: FirewallSpec, version: int) -> tuple[dic
     return chains, rules
 
 
-def _expected_rules(spec: FirewallSpec, version: int) -> list[Rule]:
+def _expected_rules(spec: FirewallSpec, version: int) -> list[IptablesRule]:
     """Returns the rules that most likely exist, in the order of each chain."""
     addresses = accepted_addresses(spec, version)
     rules = [rule for address in addresses for rule in (*address_rules(address), record_rule(spec, address))]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from cni.address import Address
 from cni.conf import Attachment
-from kernel.netfilter.iptables_rule import Change, Listing, Rule
+from kernel.netfilter.iptables_rule import Change, IptablesRule, Listing
 from plugins.firewall.iptables_rules import (
     ENDS,
     ENTRY,
@@ -67,7 +67,7 @@ def changes_for_add(spec: FirewallSpec, version: int, listing: Listing, is_stale
 
 def del_rules(
     spec: FirewallSpec, version: int, listing: Listing, stale_interfaces: Collection[str], is_stale: IsStale
-) -> list[Rule]:
+) -> list[IptablesRule]:
     """Returns the rules that an attachment's DEL deletes: those of the addresses in `spec` and in its records.
 
     Keeps an address with another attachment's record, unless that record `is_stale`. Deletes the policies of
@@ -83,7 +83,7 @@ def del_rules(
 
 def gc_rules(
     network: str, valid: Iterable[Attachment], listing: Listing, stale_interfaces: Collection[str]
-) -> list[Rule]:
+) -> list[IptablesRule]:
     """Returns the rules that GC deletes: records of attachments not in `valid`, rules of addresses without others."""
     valid_comments = {owner_text(network, item) for item in valid}
     records = parse_records(listing)
@@ -98,7 +98,7 @@ def count_unowned(listing: Listing) -> int:
     return sum(address not in recorded for address in addresses if address)
 
 
-def changes_to_delete_rules(rules: Collection[Rule], listing: Listing) -> list[Change]:
+def changes_to_delete_rules(rules: Collection[IptablesRule], listing: Listing) -> list[Change]:
     """Returns the changes that delete rules, and with the last record its chain."""
     is_last = OWNERS in listing.chains and set(rules).issuperset(listing.rules(OWNERS))
     return [*map(Change.delete, rules), *([Change.delete_chain(OWNERS)] if is_last else [])]
@@ -110,7 +110,7 @@ def _removable_rules(
     stale: set[Record],
     addresses: set[Address],
     stale_interfaces: Collection[str],
-) -> list[Rule]:
+) -> list[IptablesRule]:
     unused = addresses - {item.address for item in records if item not in stale}
     policies = (rule for chain in ENDS for rule in listing.rules(chain))
     return [

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from attachment.prev_result import RECREATE_HINT
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables_chains import missing_error
-from kernel.netfilter.iptables_rule import Listing, Rule
+from kernel.netfilter.iptables_rule import IptablesRule, Listing
 from plugins.portmap import other_interfaces
 from plugins.portmap.conf import HostPorts, PortMapping
 from plugins.portmap.iptables_rules import (
@@ -29,7 +29,7 @@ from plugins.portmap.iptables_rules import (
 from plugins.portmap.port_conflicts import is_shadowed, shadowed_error
 
 
-def rules_to_check(host_ports: HostPorts, version: int) -> list[Rule]:
+def rules_to_check(host_ports: HostPorts, version: int) -> list[IptablesRule]:
     """Returns the jump rules with conditions, which only iptables-restore can compare."""
     return desired_jump_rules(host_ports, version) if host_ports.conditions.get(version) else []
 

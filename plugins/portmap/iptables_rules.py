@@ -24,7 +24,15 @@ from cni.address import Address
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables import TOOLS
 from kernel.netfilter.iptables_chains import TABLE, ChainScheme, parse_owner
-from kernel.netfilter.iptables_rule import Change, Listing, Rule, address_text, comment_match, network_text, quoted
+from kernel.netfilter.iptables_rule import (
+    Change,
+    IptablesRule,
+    Listing,
+    address_text,
+    comment_match,
+    network_text,
+    quoted,
+)
 from plugins.portmap.conf import HostPorts, PortMapping
 from plugins.portmap.port_conflicts import ForeignRule, conflicting_mapping, find_position
 
@@ -58,20 +66,22 @@ def shared_chains(host_ports: HostPorts) -> tuple[str, ...]:
     return (DNAT, SETMARK, MASQ) if host_ports.snat and not host_ports.external_mark_chain else (DNAT,)
 
 
-def shared_rules(host_ports: HostPorts) -> list[Rule]:
+def shared_rules(host_ports: HostPorts) -> list[IptablesRule]:
     """Returns the rules in the shared chains, and those of built-in chains that jump to them: one for each chain."""
-    rules = [Rule(chain, f"-m addrtype --dst-type LOCAL -j {DNAT}") for chain in ("PREROUTING", "OUTPUT")]
+    rules = [IptablesRule(chain, f"-m addrtype --dst-type LOCAL -j {DNAT}") for chain in ("PREROUTING", "OUTPUT")]
     if MASQ in shared_chains(host_ports):
         mark = f"{packet_mark(host_ports):#x}/{packet_mark(host_ports):#x}"
         rules += [
-            Rule(SETMARK, f"{comment_match('CNI portfwd masquerade mark')} -j MARK --set-xmark {mark}"),
-            Rule(MASQ, f"-m mark --mark {mark} -j MASQUERADE"),
-            Rule("POSTROUTING", f"{comment_match('CNI portfwd requiring masquerade')} -j {MASQ}"),
+            IptablesRule(SETMARK, f"{comment_match('CNI portfwd masquerade mark')} -j MARK --set-xmark {mark}"),
+            IptablesRule(MASQ, f"-m mark --mark {mark} -j MASQUERADE"),
+            IptablesRule("POSTROUTING", f"{comment_match('CNI portfwd requiring masquerade')} -j {MASQ}"),
         ]
     return rules
 
 
-def desired_chain_rules(host_ports: HostPorts, version: int) -> list[tuple[PortMapping, list[Rule], Rule]]:
+def desired_chain_rules(
+    host_ports: HostPorts, version: int
+) -> list[tuple[PortMapping, list[IptablesRule], IptablesRule]]:
     """Returns the rules of the container's chain: for each mapping the mark rules and the DNAT rule."""
     chain, pod = chain_name(host_ports), host_ports.addresses[version]
     sources: list[str] = []
@@ -86,13 +96,13 @@ def desired_chain_rules(host_ports: HostPorts, version: int) -> list[tuple[PortM
     for mapping in host_ports.mappings_for(version):
         destination = f"-d {network_text(ip_network(mapping.bound_ip))} " if mapping.bound_ip else ""
         match = f"{destination}-p {mapping.protocol} -m {mapping.protocol} --dport {mapping.host_port}"
-        mark_rules = [Rule(chain, f"{source}{match} -j {mark_chain}") for source in sources]
-        dnat_rule = Rule(chain, f"{match} -j DNAT --to-destination {ip}:{mapping.container_port}")
+        mark_rules = [IptablesRule(chain, f"{source}{match} -j {mark_chain}") for source in sources]
+        dnat_rule = IptablesRule(chain, f"{match} -j DNAT --to-destination {ip}:{mapping.container_port}")
         rules.append((mapping, mark_rules, dnat_rule))
     return rules
 
 
-def all_chain_rules(host_ports: HostPorts, version: int) -> list[Rule]:
+def all_chain_rules(host_ports: HostPorts, version: int) -> list[IptablesRule]:
     """Returns the rules of the container's chain in order."""
     return [
         rule
@@ -101,7 +111,7 @@ def all_chain_rules(host_ports: HostPorts, version: int) -> list[Rule]:
     ]
 
 
-def desired_jump_rules(host_ports: HostPorts, version: int) -> list[Rule]:
+def desired_jump_rules(host_ports: HostPorts, version: int) -> list[IptablesRule]:
     """Returns the jump rules to the container's chain, by protocol, with up to 15 ports each.
 
     They contain the ports of all mappings, whatever the IP version, as in the reference plugin.
@@ -114,7 +124,7 @@ def desired_jump_rules(host_ports: HostPorts, version: int) -> list[Rule]:
         for start in range(0, len(ports), _PORTS_PER_RULE):
             group = ",".join(ports[start : start + _PORTS_PER_RULE])
             spec = f"-p {protocol} {comment} -m multiport --dports {group}{words} -j {chain_name(host_ports)}"
-            rules.append(Rule(DNAT, spec))
+            rules.append(IptablesRule(DNAT, spec))
     return rules
 
 
@@ -125,7 +135,7 @@ class ChainRule(NamedTuple):
     rule ("10.22.0.2:80").
     """
 
-    rule: Rule
+    rule: IptablesRule
     destination: str
     protocol: str
     port: int
@@ -152,7 +162,7 @@ def parse_chain_rules(listing: Listing, chain: str) -> list[ChainRule]:
     return [parsed for rule in listing.rules(chain) if (parsed := parse_chain_rule(rule))]
 
 
-def parse_chain_rule(rule: Rule) -> ChainRule | None:
+def parse_chain_rule(rule: IptablesRule) -> ChainRule | None:
     """Parses a rule of a container's chain, None if it does not have the form that ADD creates."""
     if match := _CHAIN_RULE.fullmatch(rule.spec):
         destination, protocol, port, target, to = match.groups("")
@@ -167,7 +177,7 @@ class JumpRule(NamedTuple):
     `conditional`: the rule has additional matches. `network` and `container_id` name the owner, "" if it is unknown.
     """
 
-    rule: Rule
+    rule: IptablesRule
     target: str
     protocol: str
     ports: tuple[int, ...]
@@ -181,7 +191,7 @@ def parse_jump_rules(listing: Listing) -> list[JumpRule]:
     return [parse_jump_rule(rule) for rule in listing.rules(DNAT)]
 
 
-def parse_jump_rule(rule: Rule) -> JumpRule:
+def parse_jump_rule(rule: IptablesRule) -> JumpRule:
     """Parses a rule of CNI-HOSTPORT-DNAT."""
     options = rule.options
     first_values = dict(reversed(options))
@@ -316,7 +326,7 @@ def _rules_to_keep(host_ports: HostPorts, other_addresses: Collection[Address], 
     ]
 
 
-def _chain_changes(host_ports: HostPorts, version: int, listing: Listing, kept: Sequence[Rule]) -> list[Change]:
+def _chain_changes(host_ports: HostPorts, version: int, listing: Listing, kept: Sequence[IptablesRule]) -> list[Change]:
     chain = chain_name(host_ports)
     start = Change.flush_chain(chain) if chain in listing.chains else Change.new_chain(chain)
     return [start, *map(Change.append, dict.fromkeys((*kept, *all_chain_rules(host_ports, version))))]

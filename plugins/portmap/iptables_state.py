@@ -14,7 +14,7 @@ from kernel.netfilter import iptables, nft
 from kernel.netfilter.iptables_chains import TABLE
 from kernel.netfilter.iptables_expressions import match_rules, select_equal
 from kernel.netfilter.iptables_nft import TABLES
-from kernel.netfilter.iptables_rule import Listing, Rule
+from kernel.netfilter.iptables_rule import IptablesRule, Listing
 from kernel.netfilter.nft import Chain, NftSocket
 from kernel.rtnl import Request
 from plugins.portmap.conf import HostPorts
@@ -165,7 +165,7 @@ def _get_state(
 
 def _list_container_rules(
     socket: NftSocket, host_ports: HostPorts, version: int, jump_rules: list[nft.Rule]
-) -> list[Rule]:
+) -> list[IptablesRule]:
     """Returns the rules of the container's chain, and the existing `jump_rules`; [] if one of them is not recognised.
 
     Rules with conditions are never recognised: only iptables-restore can list them.
@@ -179,7 +179,7 @@ def _list_container_rules(
 
 
 def _list_shared_rule_candidates(
-    socket: NftSocket, host_ports: HostPorts, version: int, rule: Rule, present: list[str]
+    socket: NftSocket, host_ports: HostPorts, version: int, rule: IptablesRule, present: list[str]
 ) -> list[nft.Rule]:
     """Returns the rules that may be the shared `rule`: all of its chain, or the jumps of a built-in chain."""
     is_jump = rule.chain in _ENTRY_CHAINS

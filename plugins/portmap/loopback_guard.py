@@ -195,12 +195,12 @@ def _interface_of_rule(rule: Rule) -> str:
     return interface if purpose == _COMMENT and _select_guards([rule], interface) else ""
 
 
-def _iptables_guard(interface: str) -> iptables_rule.Rule:
+def _iptables_guard(interface: str) -> iptables_rule.IptablesRule:
     """Returns the guard of an interface as a rule of iptables, which lists the interface without quotes."""
-    return iptables_rule.Rule(_PREROUTING, f"-d {_LOOPBACK} -i {interface} {comment_match(_COMMENT)} -j DROP")
+    return iptables_rule.IptablesRule(_PREROUTING, f"-d {_LOOPBACK} -i {interface} {comment_match(_COMMENT)} -j DROP")
 
 
-def _interface_of_guard(rule: iptables_rule.Rule) -> str:
+def _interface_of_guard(rule: iptables_rule.IptablesRule) -> str:
     """Returns the interface of a guard of iptables, "" for another rule."""
     words = rule.spec.split(" ", 4)
     return words[3] if len(words) == 5 and rule == _iptables_guard(words[3]) else ""

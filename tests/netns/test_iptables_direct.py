@@ -6,7 +6,7 @@ import pytest
 
 from kernel.netfilter import iptables, iptables_program, nft
 from kernel.netfilter.iptables_expressions import match_rules
-from kernel.netfilter.iptables_rule import Change, Rule
+from kernel.netfilter.iptables_rule import Change, IptablesRule
 from kernel.netfilter.nft import Chain, Table
 from tests.netns.conftest import LEGACY
 from tests.support import xtables
@@ -59,7 +59,7 @@ LINES = {
         "-A FORWARD -j CNI-f",
     ],
 }
-ACCEPT = Change.append(Rule("POSTROUTING", "-j ACCEPT"))
+ACCEPT = Change.append(IptablesRule("POSTROUTING", "-j ACCEPT"))
 NEW_FIRST = {key: sorted(lines, key=lambda line: not line.startswith("-N")) for key, lines in LINES.items()}
 
 
@@ -188,7 +188,7 @@ def test_other_programs_are_run(prepared, tmp_path):
 
 def test_one_family_is_written_without_the_other(prepared):
     """The lines of one family are written over netlink even if those of the other are unknown."""
-    changes = {4: [ACCEPT], 6: [Change.append(Rule("POSTROUTING", "-j LOG"))]}
+    changes = {4: [ACCEPT], 6: [Change.append(IptablesRule("POSTROUTING", "-j LOG"))]}
     assert iptables.apply_by_netlink(changes, "nat", {v: iptables_program.find(v) for v in changes}) == {4}
 
 
@@ -204,7 +204,9 @@ def test_rules_of_the_program_are_recognised(prepared):
         with nft.open_socket() as socket:
             for chain in dict.fromkeys(change.chain for change in changes):
                 rules = {
-                    Rule(item.chain, item.spec): item.verb for item in changes if item.chain == chain and item.spec
+                    IptablesRule(item.chain, item.spec): item.verb
+                    for item in changes
+                    if item.chain == chain and item.spec
                 }
                 existing = nft.list_rules(socket, Chain(Table(iptables.NFPROTO[version], table), chain))
                 inserted = [rule for rule, verb in rules.items() if verb == "-I"]

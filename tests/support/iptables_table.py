@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kernel.netfilter.iptables_program import RefusedError
-from kernel.netfilter.iptables_rule import Change, Listing, Rule
+from kernel.netfilter.iptables_rule import Change, IptablesRule, Listing
 
 
 class Table:
@@ -15,16 +15,16 @@ class Table:
         self.chains: dict[str, list[str]] = {chain: [] for chain in builtin}
 
     @property
-    def rules(self) -> list[Rule]:
+    def rules(self) -> list[IptablesRule]:
         """All rules, in the order of their chains."""
-        return [Rule(chain, spec) for chain, specs in self.chains.items() for spec in specs]
+        return [IptablesRule(chain, spec) for chain, specs in self.chains.items() for spec in specs]
 
     def listing(self, *chains: str) -> Listing:
         """Returns what iptables lists of these chains: those before the first missing one; without any, of all."""
         listed = list(chains or self.chains)
         missing = [chain for chain in listed if chain not in self.chains]
         existing = listed[: listed.index(missing[0])] if missing else listed
-        return Listing.of(existing, [Rule(chain, spec) for chain in existing for spec in self.chains[chain]])
+        return Listing.of(existing, [IptablesRule(chain, spec) for chain in existing for spec in self.chains[chain]])
 
     def apply(self, changes: Iterable[Change]) -> None:
         """Applies changes in order; raises RefusedError for one that iptables-restore refuses."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cni.conf import Attachment
 from kernel.netfilter import iptables_listing, nft, nft_rule
-from kernel.netfilter.iptables_rule import Listing, Rule
+from kernel.netfilter.iptables_rule import IptablesRule, Listing
 from plugins.firewall import iptables_rules as rules
 from plugins.firewall import iptables_update
 from plugins.firewall.spec import FirewallSpec
@@ -80,7 +80,7 @@ def test_names_in_a_record_are_parsed():
 @given(st.binary(max_size=200), st.binary(max_size=40))
 def test_any_bytes_are_parsed(expressions, userdata):
     """Any bytes of a rule are parsed as a rule or as none, without an error."""
-    assert isinstance(iptables_listing.parse_rule("C", nft.Rule(1, expressions, userdata), 4), Rule | None)
+    assert isinstance(iptables_listing.parse_rule("C", nft.Rule(1, expressions, userdata), 4), IptablesRule | None)
 
 
 def test_rules_of_unknown_form_are_not_parsed():

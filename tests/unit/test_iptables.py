@@ -12,7 +12,7 @@ from cni.errors import CniError
 from kernel import locks, system
 from kernel.netfilter import iptables, iptables_program
 from kernel.netfilter.iptables_program import LineSyntaxError, RefusedError, UnusableError
-from kernel.netfilter.iptables_rule import Change, Listing, Rule
+from kernel.netfilter.iptables_rule import Change, IptablesRule, Listing
 from tests.support.errors import error_of
 from tests.support.machine import eventually
 
@@ -71,7 +71,7 @@ def programs(tmp_path, monkeypatch):
     return Programs(tmp_path / "bin")
 
 
-ACCEPT = Change.append(Rule("INPUT", "-j ACCEPT"))
+ACCEPT = Change.append(IptablesRule("INPUT", "-j ACCEPT"))
 NEW_CHAINS = {4: [Change.new_chain("a")], 6: [Change.new_chain("a")]}
 
 

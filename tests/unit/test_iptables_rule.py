@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from kernel.netfilter import iptables_listing, nft, nft_expression, nft_rule
 from kernel.netfilter.iptables_expressions import change_request, render_expressions, select_equal
-from kernel.netfilter.iptables_rule import Change, Listing, Rule, comment_match
+from kernel.netfilter.iptables_rule import Change, IptablesRule, Listing, comment_match
 from kernel.netfilter.nft import Table
 
-RULE = Rule("CNI-a", "-s 10.22.0.2/32 -j ACCEPT")
+RULE = IptablesRule("CNI-a", "-s 10.22.0.2/32 -j ACCEPT")
 TEXTS = st.text(
     st.characters(min_codepoint=0x20, exclude_characters="\x7f", exclude_categories=["Cs", "Cc"]), min_size=1
 )
@@ -21,9 +21,9 @@ def test_a_listing_has_the_rules_of_each_chain():
     """A listing has built-in and other chains, with their rules in order, and ignores other lines."""
     listing = Listing.parse(f"-P POSTROUTING ACCEPT\n-N CNI-a\n# comment\n-A POSTROUTING -j CNI-a\n{RULE}\n-A CNI-a\n")
     assert list(listing.chains) == ["POSTROUTING", "CNI-a"]
-    assert listing.rules("CNI-a") == [RULE, Rule("CNI-a", "")]
+    assert listing.rules("CNI-a") == [RULE, IptablesRule("CNI-a", "")]
     assert RULE in listing
-    assert Rule("CNI-b", RULE.spec) not in listing
+    assert IptablesRule("CNI-b", RULE.spec) not in listing
     assert listing.rules("CNI-b") == []
     assert listing.jumps_to("CNI-a") == ["POSTROUTING"]
     assert listing | Listing.of(["CNI-a"], [RULE]) == Listing.parse(
@@ -43,13 +43,13 @@ def test_a_listing_has_the_rules_of_each_chain():
 )
 def test_target_of_a_rule(spec, target):
     """The target is the last word after -j or -g, and not a part of the comment."""
-    assert Rule("CNI-a", spec).target == target
+    assert IptablesRule("CNI-a", spec).target == target
 
 
 @given(TEXTS)
 def test_a_comment_is_parsed_as_its_text(text):
     """Any comment is one word, which is parsed as its text, and does not look like a target or an option."""
-    rule = Rule("CNI-a", f"-s 10.22.0.2/32 {comment_match(text)} -j ACCEPT")
+    rule = IptablesRule("CNI-a", f"-s 10.22.0.2/32 {comment_match(text)} -j ACCEPT")
     assert (rule.comment, rule.target) == (text, "ACCEPT")
     if not text.startswith("-"):
         assert [name for name, _ in rule.options] == ["-s", "-m comment", "--comment", "-j"]
@@ -57,7 +57,7 @@ def test_a_comment_is_parsed_as_its_text(text):
 
 def test_options_of_a_rule():
     """Options have their values; matches are named by their modules, and inverted options are marked."""
-    rule = Rule("CNI-a", '! -o br0 -p tcp -m tcp --tcp-flags SYN,RST SYN -m comment --comment "- ! -x" -j X')
+    rule = IptablesRule("CNI-a", '! -o br0 -p tcp -m tcp --tcp-flags SYN,RST SYN -m comment --comment "- ! -x" -j X')
     assert rule.options == [
         *(("! -o", "br0"), ("-p", "tcp"), ("-m tcp", ""), ("--tcp-flags", "SYN,RST SYN")),
         *(("-m comment", ""), ("--comment", '"- ! -x"'), ("-j", "X")),
@@ -73,7 +73,7 @@ NETWORKS = [
 @pytest.mark.parametrize("network", NETWORKS)
 def test_networks_are_parsed(network):
     """A rule of iptables-nft that matches a network is parsed as the rule from which it was rendered."""
-    rule = Rule("CNI-a", f"! -s {network} -i br0 {comment_match('a b')} -j ACCEPT")
+    rule = IptablesRule("CNI-a", f"! -s {network} -i br0 {comment_match('a b')} -j ACCEPT")
     version = ip_network(network).version
     rendered = render_expressions(version, rule.spec)
     assert rendered
@@ -95,12 +95,12 @@ def test_masks_that_are_no_prefix_are_not_parsed(mask, data, is_known):
 
 def test_rules_of_other_versions_are_recognised():
     """Newer versions store the comment as userdata, older ones compare the packet mark by an extension."""
-    commented = Rule("CNI-a", f"{comment_match('a b')} -j CNI-b")
+    commented = IptablesRule("CNI-a", f"{comment_match('a b')} -j CNI-b")
     end = nft_expression.COUNTER + nft_rule.jump("CNI-b")
     newer = [nft.Rule(1, end, nft_rule.comment_userdata(text)) for text in ("a b", "a c")]
     assert select_equal(4, commented, newer) == newer[:1]
-    assert select_equal(4, Rule("CNI-a", "-j CNI-b"), newer) == []
-    marked = Rule("CNI-a", "-m mark --mark 0x2000/0x2000 -j CNI-b")
+    assert select_equal(4, IptablesRule("CNI-a", "-j CNI-b"), newer) == []
+    marked = IptablesRule("CNI-a", "-m mark --mark 0x2000/0x2000 -j CNI-b")
     infos = [bytes.fromhex(text) for text in ("002000000020000000", "002000000020000001")]
     older = [nft.Rule(1, nft_expression.extension("match", "mark", 1, info) + end, b"") for info in infos]
     assert select_equal(4, marked, older) == older[:1]
