@@ -17,7 +17,7 @@ from cni.conf import Attachment
 from cni.errors import CniError, Code
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_rule
-from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule, Table
+from kernel.netfilter.nft import Chain, Hook, NftRule, NftSocket, Table
 from kernel.netfilter.nft_dry_run import dry_run
 from kernel.netfilter.nft_rule import RETURN
 from kernel.netfilter.nft_set import ADDRESS, Set, set_request
@@ -153,16 +153,16 @@ def _entry_problem(socket: NftSocket) -> str:
     return "" if same else f"chain {_POSTROUTING} does not have exactly the rules that jump to {_CHECKS.name}"
 
 
-def _delete(socket: NftSocket, rules: Sequence[Rule]) -> None:
+def _delete(socket: NftSocket, rules: Sequence[NftRule]) -> None:
     for start in range(0, len(rules), _DELETIONS_MAX):
         nft.change(socket, *map(_delete_request, rules[start : start + _DELETIONS_MAX]))
 
 
-def _delete_request(rule: Rule) -> Request:
+def _delete_request(rule: NftRule) -> Request:
     return nft.delete_rule_request(_CHECKS, rule)
 
 
-def _list_attachment_rules(socket: NftSocket, spec: Masquerade) -> list[Rule]:
+def _list_attachment_rules(socket: NftSocket, spec: Masquerade) -> list[NftRule]:
     prefix = _prefix(spec.network, spec.container_id, spec.ifname)
     return [rule for rule in nft.list_rules(socket, _CHECKS, prefix) if rule.comment.startswith(prefix)]
 

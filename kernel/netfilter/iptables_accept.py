@@ -46,7 +46,7 @@ def accept_filter(networks: Iterable[Network]) -> Callable[[bytes], bool]:
     return byte_filter(parts)
 
 
-def parse_accepted(version: int, rule: nft.Rule) -> Network | None:
+def parse_accepted(version: int, rule: nft.NftRule) -> Network | None:
     """Returns the network that a rule of iptables-nft accepts, None if it does anything else."""
     parsed = parse_rule("", rule, version)
     match = _ACCEPT.fullmatch(parsed.spec) if parsed else None

@@ -60,7 +60,7 @@ class Expressions(NamedTuple):
         """Returns the expressions to send, with a counter of 0."""
         return self.matches + expression.COUNTER + self.action
 
-    def is_rule(self, existing: nft.Rule) -> bool:
+    def is_rule(self, existing: nft.NftRule) -> bool:
         """Returns whether an existing rule equals this one, ignoring counters, whatever version wrote it."""
         end = expression.ANY_COUNTER + self.action
         if not existing.userdata and nft_rule.is_same_rule(self.matches + end, existing.expressions):
@@ -92,7 +92,7 @@ def render_expressions(version: int, spec: str) -> Expressions | None:
         return None  # the program runs and reports the error, if there is one
 
 
-def select_equal(version: int, rule: IptablesRule, existing: Iterable[nft.Rule]) -> list[nft.Rule]:
+def select_equal(version: int, rule: IptablesRule, existing: Iterable[nft.NftRule]) -> list[nft.NftRule]:
     """Returns the existing rules that certainly equal `rule`."""
     rendered = render_expressions(version, rule.spec)
     return [item for item in existing if rendered.is_rule(item)] if rendered else []
@@ -109,7 +109,7 @@ class RuleMatcher:
         self._rendered: dict[IptablesRule, Expressions | None] = {}
         self._rules = list(dict.fromkeys(rules))
 
-    def match(self, existing: nft.Rule) -> IptablesRule | None:
+    def match(self, existing: nft.NftRule) -> IptablesRule | None:
         """Returns the rule that equals an existing one, None if none does; each rule matches one existing rule only."""
         for rule in self._rules:
             if rule not in self._rendered:
@@ -121,7 +121,9 @@ class RuleMatcher:
         return None
 
 
-def match_rules(version: int, rules: Sequence[IptablesRule], existing: Iterable[nft.Rule]) -> list[IptablesRule] | None:
+def match_rules(
+    version: int, rules: Sequence[IptablesRule], existing: Iterable[nft.NftRule]
+) -> list[IptablesRule] | None:
     """Returns the `rules` that equal a chain's existing ones, in their order; None if one is not recognised."""
     if len(rules) > _RULES_MAX:
         return None

@@ -36,7 +36,7 @@ _ESTABLISHED = struct.pack("=146xHHHH10x", 1, 0, 2 | 4, 0)
 _ESTABLISHED_TEXT = "-m conntrack --ctstate RELATED,ESTABLISHED"
 
 
-def parse_rule(chain: str, rule: nft.Rule, version: int) -> IptablesRule | None:
+def parse_rule(chain: str, rule: nft.NftRule, version: int) -> IptablesRule | None:
     """Returns a rule of `chain` in the table of an IP version, None if any part is unknown."""
     loaded, mask, end = "", b"", ""
     known: str | bytes = ""

@@ -15,7 +15,7 @@ from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.iptables import NFPROTO
 from kernel.netfilter.iptables_chains import TABLE, ChainScheme, report_emptied_chain, report_unproven
-from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
+from kernel.netfilter.nft import Chain, NftRule, NftSocket, Table
 from kernel.netfilter.owned import IPTABLES, OwnedRule
 from kernel.rtnl import Request
 
@@ -56,7 +56,7 @@ def gc(socket: NftSocket, scheme: ChainScheme, network: str, kept: Collection[st
         _delete_all(socket, scheme, names[start : start + _CHAINS_MAX])
 
 
-def list_owned_rules(socket: NftSocket, scheme: ChainScheme, what: str) -> list[tuple[OwnedRule, Rule]]:
+def list_owned_rules(socket: NftSocket, scheme: ChainScheme, what: str) -> list[tuple[OwnedRule, NftRule]]:
     """Lists the owners of the jumps to such chains, in both families; raises KernelError.
 
     The owner key is the name of the chain. An owner's names are set only if the chain's name proves them, see `gc`.
@@ -108,9 +108,9 @@ def _delete(
     nft.change(socket, *requests)
 
 
-def _jumps(socket: NftSocket, entry: Chain, scheme: ChainScheme, chains: Iterable[Chain]) -> dict[str, list[Rule]]:
+def _jumps(socket: NftSocket, entry: Chain, scheme: ChainScheme, chains: Iterable[Chain]) -> dict[str, list[NftRule]]:
     """Returns the rules of chain `entry` that jump to `chains`, by the chains' names, from one listing."""
-    existing: dict[str, list[Rule]] = {chain.name: [] for chain in chains}
+    existing: dict[str, list[NftRule]] = {chain.name: [] for chain in chains}
     names = {name.encode() for name in existing}
     pattern = scheme.jump_pattern
     for rule in nft.list_rules(socket, entry, lambda message: not names.isdisjoint(pattern.findall(message))):
@@ -119,10 +119,10 @@ def _jumps(socket: NftSocket, entry: Chain, scheme: ChainScheme, chains: Iterabl
     return existing
 
 
-def _targets(scheme: ChainScheme, rule: Rule) -> list[str]:
+def _targets(scheme: ChainScheme, rule: NftRule) -> list[str]:
     """Returns the container chain to which a rule jumps, none if it does not."""
     return [name.decode() for name in scheme.jump_pattern.findall(rule.expressions)]
 
 
-def _proven_owner(scheme: ChainScheme, rule: Rule, chain: str) -> tuple[str, str] | None:
+def _proven_owner(scheme: ChainScheme, rule: NftRule, chain: str) -> tuple[str, str] | None:
     return scheme.proven_owner((rule.expressions + rule.userdata).decode(errors="replace"), chain)

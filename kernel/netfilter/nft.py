@@ -88,7 +88,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Rule:
+class NftRule:
     """An existing rule: its handle, unique in the table, and its expressions and userdata as bytes."""
 
     handle: int
@@ -277,11 +277,11 @@ def rule_request(
     flags = NLM_F_CREATE if before or first else NLM_F_CREATE | _NLM_F_APPEND
     description = f"add a rule to chain {chain}"
     return _request(
-        description, RuleMessage, _NEWRULE, chain.table, attributes, flags, Rule(0, expressions, userdata).describe
+        description, RuleMessage, _NEWRULE, chain.table, attributes, flags, NftRule(0, expressions, userdata).describe
     )
 
 
-def delete_rule_request(chain: Chain, which: Rule | int) -> Request:
+def delete_rule_request(chain: Chain, which: NftRule | int) -> Request:
     """Builds the request that deletes a rule, given as Rule or as handle; refused if absent (ENOENT)."""
     handle, details = (which, None) if isinstance(which, int) else (which.handle, which.describe)
     attributes = [*_of(chain), ("NFTA_RULE_HANDLE", handle)]
@@ -295,7 +295,7 @@ def flush_chain_request(chain: Chain) -> Request:
     return _request(f"flush chain {chain}", RuleMessage, _DELRULE, chain.table, _of(chain))
 
 
-def list_rules(socket: NftSocket, chain: Chain, body_filter: str | Callable[[bytes], object] = "") -> list[Rule]:
+def list_rules(socket: NftSocket, chain: Chain, body_filter: str | Callable[[bytes], object] = "") -> list[NftRule]:
     """Lists the rules of a chain in order, none if the chain does not exist; raises KernelError.
 
     `body_filter` is a text that the message must contain, or a filter on its bytes; other rules are not decoded,
@@ -304,7 +304,7 @@ def list_rules(socket: NftSocket, chain: Chain, body_filter: str | Callable[[byt
     accepts = _contains(body_filter.encode()) if isinstance(body_filter, str) else body_filter
     request = _read_request(f"list chain {chain}", RuleMessage, _GETRULE, chain.table, _of(chain), NLM_F_DUMP, accepts)
     return [
-        Rule(
+        NftRule(
             message.need_attr("NFTA_RULE_HANDLE"),
             message.get_attr("NFTA_RULE_EXPRESSIONS") or b"",
             message.get_attr("NFTA_RULE_USERDATA") or b"",

@@ -10,7 +10,7 @@ import sys
 from ipaddress import ip_address
 
 from kernel.netfilter import nft_expression as expression
-from kernel.netfilter.nft import BRIDGE, INET, IPV4, IPV6, Rule
+from kernel.netfilter.nft import BRIDGE, INET, IPV4, IPV6, NftRule
 from kernel.netfilter.nft_expression import parse_content
 from kernel.netfilter.nft_rule import parse_expressions
 
@@ -37,7 +37,7 @@ _IP6 = {(8, 16): "saddr", (24, 16): "daddr"}
 _SILENT = ("counter",)
 
 
-def render(rule: Rule) -> str:
+def render(rule: NftRule) -> str:
     """Returns a rule's matches and statements as text, with its comment."""
     renderer = _Renderer()
     for name, fields in parse_expressions(rule.expressions):

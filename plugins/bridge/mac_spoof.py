@@ -17,7 +17,7 @@ from cni.conf import VALID_NAME, Attachment
 from cni.errors import CniError, internal
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_owner, nft_rule
-from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule, Table
+from kernel.netfilter.nft import Chain, Hook, NftRule, NftSocket, Table
 from kernel.netfilter.nft_dry_run import dry_run
 from kernel.netfilter.nft_rule import DROP, RETURN
 from kernel.netfilter.owned import REPAIR_HINT
@@ -136,7 +136,7 @@ def _desired_rules(names: _Names, host_ifname: str, mac: bytes) -> tuple[tuple[C
     )
 
 
-def _remove(socket: NftSocket, read: Callable[[], tuple[_Names, list[Rule]]]) -> None:
+def _remove(socket: NftSocket, read: Callable[[], tuple[_Names, list[NftRule]]]) -> None:
     """Deletes the rules that jump to an attachment's chains, then the chains.
 
     `read` returns the attachment's names and these rules. It is called for each attempt: other processes change the
@@ -147,7 +147,7 @@ def _remove(socket: NftSocket, read: Callable[[], tuple[_Names, list[Rule]]]) ->
 
 
 def _delete(
-    socket: NftSocket, read: Callable[[], tuple[_Names, list[Rule]]], removal_request: Callable[[Chain], Request]
+    socket: NftSocket, read: Callable[[], tuple[_Names, list[NftRule]]], removal_request: Callable[[Chain], Request]
 ) -> None:
     names, jumps = read()
     chains = nft.get_chains(socket, names.chain, names.mac_chain)
@@ -159,12 +159,14 @@ def _delete(
     )
 
 
-def _read_jumps(socket: NftSocket, names: _Names) -> tuple[_Names, list[Rule]]:
+def _read_jumps(socket: NftSocket, names: _Names) -> tuple[_Names, list[NftRule]]:
     """Returns `names`, and the rules in PREROUTING with their comment: they jump to the attachment's chains."""
     return names, [rule for rule in nft.list_rules(socket, _PREROUTING, names.comment) if rule.comment == names.comment]
 
 
-def _read_names_and_jumps(socket: NftSocket, network: str, container_id: str, ifname: str) -> tuple[_Names, list[Rule]]:
+def _read_names_and_jumps(
+    socket: NftSocket, network: str, container_id: str, ifname: str
+) -> tuple[_Names, list[NftRule]]:
     """Returns an attachment's names, and the rules in PREROUTING that jump to its chains.
 
     Normally the names are the reference plugin's. As they lack the network's name, an attachment of another network may
@@ -201,7 +203,7 @@ def _hash(text: str) -> bytes:
     return hashlib.sha512(text.encode()).hexdigest()[:32].encode()
 
 
-def _network_hash(rule: Rule) -> bytes:
+def _network_hash(rule: NftRule) -> bytes:
     """Returns the hash of the network's name in a rule, b"" in a rule of the reference plugin."""
     return nft_rule.parse_userdata(rule.userdata).get(_NETWORK, b"")
 

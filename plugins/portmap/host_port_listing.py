@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cni.conf import Attachment
 from kernel.netfilter import iptables_chains, iptables_nft, nft, nft_owner, nft_rule
-from kernel.netfilter.nft import NftSocket, Rule
+from kernel.netfilter.nft import NftRule, NftSocket
 from kernel.netfilter.owned import HOST_PORT, NFTABLES, OwnedRule
 from plugins.portmap import iptables_rules, iptables_state
 from plugins.portmap import nftables_rules as rules
@@ -56,6 +56,6 @@ def owner_keys(network: str, attachment: Attachment) -> tuple[bytes, ...]:
     return *chains, nft_owner.owner_id(network, *attachment)
 
 
-def _port(rule: Rule) -> str:
+def _port(rule: NftRule) -> str:
     protocol, port, *_ = nft_rule.parse_destination(rule.expressions)
     return f"{port}/{protocol}" if port and protocol else ""

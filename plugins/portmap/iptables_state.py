@@ -93,7 +93,7 @@ def delete_duplicate_rules(host_ports: HostPorts) -> None:
         return
 
 
-def jump_ports(rule: nft.Rule) -> tuple[int, ...]:
+def jump_ports(rule: nft.NftRule) -> tuple[int, ...]:
     """Returns the ports of a jump rule, none if it does not have the form that ADD creates."""
     return _parse_ports(rule.expressions) or ()
 
@@ -164,7 +164,7 @@ def _get_state(
 
 
 def _list_container_rules(
-    socket: NftSocket, host_ports: HostPorts, version: int, jump_rules: list[nft.Rule]
+    socket: NftSocket, host_ports: HostPorts, version: int, jump_rules: list[nft.NftRule]
 ) -> list[IptablesRule]:
     """Returns the rules of the container's chain, and the existing `jump_rules`; [] if one of them is not recognised.
 
@@ -180,7 +180,7 @@ def _list_container_rules(
 
 def _list_shared_rule_candidates(
     socket: NftSocket, host_ports: HostPorts, version: int, rule: IptablesRule, present: list[str]
-) -> list[nft.Rule]:
+) -> list[nft.NftRule]:
     """Returns the rules that may be the shared `rule`: all of its chain, or the jumps of a built-in chain."""
     is_jump = rule.chain in _ENTRY_CHAINS
     if (rule.target if is_jump else rule.chain) not in present:

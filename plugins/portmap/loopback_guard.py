@@ -19,7 +19,7 @@ from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.netfilter import iptables, iptables_chains, iptables_rule, nft, nft_rule
 from kernel.netfilter.iptables_rule import Change, Listing, comment_match, quoted
-from kernel.netfilter.nft import Chain, Hook, NftSocket, Rule
+from kernel.netfilter.nft import Chain, Hook, NftRule, NftSocket
 from kernel.netfilter.nft_rule import DROP
 from kernel.rtnl import Request, Socket
 from plugins.portmap.nftables_rules import TABLES
@@ -162,7 +162,7 @@ def _delete_duplicates(socket: NftSocket, interface: str) -> None:
     nft.change(socket, *map(_delete_request, _select_guards(nft.list_rules(socket, _CHAIN), interface)[1:]))
 
 
-def _delete_guards(socket: NftSocket, rules: Iterable[Rule]) -> None:
+def _delete_guards(socket: NftSocket, rules: Iterable[NftRule]) -> None:
     """Deletes rules, each in its own transaction; ignores a rule that another DEL has deleted.
 
     In a common transaction one missing rule would make all deletions fail, so parallel DELs would block each other.
@@ -175,11 +175,11 @@ def _delete_guards(socket: NftSocket, rules: Iterable[Rule]) -> None:
                 raise
 
 
-def _delete_request(rule: Rule) -> Request:
+def _delete_request(rule: NftRule) -> Request:
     return nft.delete_rule_request(_CHAIN, rule)
 
 
-def _select_guards(rules: Iterable[Rule], interface: str) -> list[Rule]:
+def _select_guards(rules: Iterable[NftRule], interface: str) -> list[NftRule]:
     """Returns those of the rules that are guards of the interface."""
     expressions = _guard_expressions(interface)
     return [rule for rule in rules if nft_rule.is_same_rule(expressions, rule.expressions)]
@@ -189,7 +189,7 @@ def _guard_expressions(interface: str) -> bytes:
     return nft_rule.from_interface(interface) + nft_rule.destination(_LOOPBACK) + DROP
 
 
-def _interface_of_rule(rule: Rule) -> str:
+def _interface_of_rule(rule: NftRule) -> str:
     """Returns the interface of a guard, "" for another rule; names of interfaces contain no colon."""
     interface, _, purpose = rule.comment.partition(": ")
     return interface if purpose == _COMMENT and _select_guards([rule], interface) else ""

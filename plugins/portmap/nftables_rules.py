@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from cni.address import Network
 from kernel.netfilter import nft_owner, nft_rule
-from kernel.netfilter.nft import IPV4, IPV6, Chain, Hook, Rule, Table
+from kernel.netfilter.nft import IPV4, IPV6, Chain, Hook, NftRule, Table
 from kernel.netfilter.nft_owner import HASH_BYTES, OWNER, owner_id
 from kernel.netfilter.nft_rule import MatchedDestination
 from plugins.portmap import conditions
@@ -103,7 +103,7 @@ def valid_base_chain_rules(host_ports: HostPorts, version: int) -> list[bytes]:
     return [BASE_CHAIN_RULE, compiled_conditions[0] + BASE_CHAIN_RULE]
 
 
-def base_chain_conditions(rule: Rule) -> bytes:
+def base_chain_conditions(rule: NftRule) -> bytes:
     """Returns the conditions in a base chain's rule, as written by any version of the reference plugin."""
     before = nft_rule.split_expressions(rule.expressions)[:-1]
     local = nft_rule.to_this_host()
@@ -224,12 +224,12 @@ def userdata(host_ports: HostPorts) -> bytes:
     return with_network if len(with_network) <= nft_rule.USERDATA_MAX else without_network
 
 
-def owner(rule: Rule) -> bytes:
+def owner(rule: NftRule) -> bytes:
     """Returns the owner in a rule's userdata, b"" for a rule of the reference plugin."""
     return nft_owner.parse_owner(rule.userdata)
 
 
-def network(rule: Rule) -> str:
+def network(rule: NftRule) -> str:
     """Returns the name of the network in a rule's userdata, "" if there is none."""
     return nft_rule.parse_userdata(rule.userdata).get(_NETWORK_TYPE, b"").decode(errors="replace")
 
@@ -254,7 +254,7 @@ def cannot_be_copied(expressions: bytes) -> bool:
     return b"lookup\0" in expressions
 
 
-def belongs_to(rule: Rule, host_ports: HostPorts) -> bool:
+def belongs_to(rule: NftRule, host_ports: HostPorts) -> bool:
     """Returns whether a rule belongs to the attachment.
 
     A rule of the reference plugin does if its comment names the container and it contains one of the attachment's
@@ -277,7 +277,9 @@ def condition_destinations(host_ports: HostPorts, version: int) -> list[MatchedD
     ]
 
 
-def foreign_rule(rule: Rule, host_ports: HostPorts, destinations: Collection[MatchedDestination]) -> ForeignRule | None:
+def foreign_rule(
+    rule: NftRule, host_ports: HostPorts, destinations: Collection[MatchedDestination]
+) -> ForeignRule | None:
     """Returns a rule as a foreign rule; None for a rule of this container on any network, and for a rule without port.
 
     `destinations` are those of `condition_destinations`.

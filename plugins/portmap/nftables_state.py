@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from kernel.netfilter import nft, nft_rule
-from kernel.netfilter.nft import Chain, NftSocket, Rule
+from kernel.netfilter.nft import Chain, NftRule, NftSocket
 from plugins.portmap import nftables_rules as rules
 from plugins.portmap.conf import HostPorts
 from plugins.portmap.nftables_rules import CHAINS
@@ -21,7 +21,7 @@ class LocatedRule:
     """A rule and its chain."""
 
     chain: Chain
-    rule: Rule
+    rule: NftRule
 
 
 class TableReader:
@@ -45,7 +45,7 @@ class TableReader:
         existing = self._chains[chain]
         return existing.uses if existing else 0
 
-    def list_rules(self, chain: Chain, predicate: str | Callable[[bytes], object] = "") -> list[Rule]:
+    def list_rules(self, chain: Chain, predicate: str | Callable[[bytes], object] = "") -> list[NftRule]:
         """Returns the rules of a chain that match `predicate`, as nft.list_rules does."""
         return nft.list_rules(self._socket, chain, predicate) if self.use_count(chain) else []
 

@@ -14,7 +14,7 @@ from attachment.masquerade import cluster_netlink
 from attachment.masquerade.names import CLUSTER_CHAIN
 from cni.conf import Attachment
 from kernel.netfilter import iptables, nft, nft_owner
-from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
+from kernel.netfilter.nft import Chain, NftRule, NftSocket, Table
 from kernel.netfilter.ruleset import FAMILY_NAMES
 from plugins.firewall import firewalld
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
@@ -243,7 +243,7 @@ def _legacy_cluster_chains() -> Iterator[tuple[str, bool]]:
             yield f"chain nat {CLUSTER_CHAIN} ({tool}-legacy)", any(rule.endswith(" -j ACCEPT") for rule in rules)
 
 
-def _owner(rule: Rule) -> bytes:
+def _owner(rule: NftRule) -> bytes:
     return nft_owner.parse_owner(rule.userdata)
 
 

@@ -376,7 +376,7 @@ def test_translation_for_some_packets_may_be_intended():
 def test_stale_host_port_without_another_rule(node, monkeypatch):
     """The only rule of a chain is found stale if its owner is gone: nothing else needs to remain of the pod."""
     chain = nft.Chain(nft.Table(nft.IPV4, "cni_hostport"), "hostports")
-    rule = nft.Rule(9, b"", bytes((nft_owner.OWNER, 32)) + nft_owner.owner_id("net", "gone", "eth0"))
+    rule = nft.NftRule(9, b"", bytes((nft_owner.OWNER, 32)) + nft_owner.owner_id("net", "gone", "eth0"))
     monkeypatch.setattr(nft, "list_rules", lambda _socket, _chain: [rule])
     node.chains, socket = (chain,), cast(nft.NftSocket, None)
     for container, networks in (("gone", []), ("other", ["net"])):

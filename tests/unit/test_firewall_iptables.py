@@ -80,7 +80,7 @@ def test_names_in_a_record_are_parsed():
 @given(st.binary(max_size=200), st.binary(max_size=40))
 def test_any_bytes_are_parsed(expressions, userdata):
     """Any bytes of a rule are parsed as a rule or as none, without an error."""
-    assert isinstance(iptables_listing.parse_rule("C", nft.Rule(1, expressions, userdata), 4), IptablesRule | None)
+    assert isinstance(iptables_listing.parse_rule("C", nft.NftRule(1, expressions, userdata), 4), IptablesRule | None)
 
 
 def test_rules_of_unknown_form_are_not_parsed():
@@ -88,7 +88,7 @@ def test_rules_of_unknown_form_are_not_parsed():
     source = nft_rule.source(ip_address("10.22.0.2"))
 
     def parse(expressions):
-        rule = iptables_listing.parse_rule("C", nft.Rule(1, expressions, b""), 4)
+        rule = iptables_listing.parse_rule("C", nft.NftRule(1, expressions, b""), 4)
         return rule and str(rule)
 
     assert parse(source + nft_rule.ACCEPT) == "-A C -s 10.22.0.2/32 -j ACCEPT"

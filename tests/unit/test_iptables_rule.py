@@ -77,7 +77,7 @@ def test_networks_are_parsed(network):
     version = ip_network(network).version
     rendered = render_expressions(version, rule.spec)
     assert rendered
-    assert iptables_listing.parse_rule("CNI-a", nft.Rule(1, rendered.written(), b""), version) == rule
+    assert iptables_listing.parse_rule("CNI-a", nft.NftRule(1, rendered.written(), b""), version) == rule
 
 
 @pytest.mark.parametrize(
@@ -90,19 +90,19 @@ def test_masks_that_are_no_prefix_are_not_parsed(mask, data, is_known):
     assert rendered
     known = rendered.written().replace(bytes.fromhex("fffe0000"), bytes.fromhex(mask))
     changed = known.replace(bytes.fromhex("0a160000"), bytes.fromhex(data))
-    assert bool(iptables_listing.parse_rule("CNI-a", nft.Rule(1, changed, b""), 4)) == is_known
+    assert bool(iptables_listing.parse_rule("CNI-a", nft.NftRule(1, changed, b""), 4)) == is_known
 
 
 def test_rules_of_other_versions_are_recognised():
     """Newer versions store the comment as userdata, older ones compare the packet mark by an extension."""
     commented = IptablesRule("CNI-a", f"{comment_match('a b')} -j CNI-b")
     end = nft_expression.COUNTER + nft_rule.jump("CNI-b")
-    newer = [nft.Rule(1, end, nft_rule.comment_userdata(text)) for text in ("a b", "a c")]
+    newer = [nft.NftRule(1, end, nft_rule.comment_userdata(text)) for text in ("a b", "a c")]
     assert select_equal(4, commented, newer) == newer[:1]
     assert select_equal(4, IptablesRule("CNI-a", "-j CNI-b"), newer) == []
     marked = IptablesRule("CNI-a", "-m mark --mark 0x2000/0x2000 -j CNI-b")
     infos = [bytes.fromhex(text) for text in ("002000000020000000", "002000000020000001")]
-    older = [nft.Rule(1, nft_expression.extension("match", "mark", 1, info) + end, b"") for info in infos]
+    older = [nft.NftRule(1, nft_expression.extension("match", "mark", 1, info) + end, b"") for info in infos]
     assert select_equal(4, marked, older) == older[:1]
 
 

@@ -11,7 +11,7 @@ from attachment.masquerade.nftables import CLUSTER_SETS
 from cni.address import Network
 from cni.prefix_set import number_of
 from kernel.netfilter.iptables_accept import accept_request, accept_rule, parse_accepted
-from kernel.netfilter.nft import Chain, Rule, Table
+from kernel.netfilter.nft import Chain, NftRule, Table
 from kernel.netfilter.nft_interval import Interval, add_interval_requests, delete_interval_requests, interval_of
 
 # Few bits, so that networks are often adjacent or overlap.
@@ -54,10 +54,10 @@ def test_a_rule_accepts_the_network_that_it_was_built_for(network):
     request = accept_request(CHAIN, network)
     expressions = dict(request.attributes)["NFTA_RULE_EXPRESSIONS"]
     assert isinstance(expressions, bytes)
-    assert parse_accepted(network.version, Rule(1, expressions, b"")) == network
+    assert parse_accepted(network.version, NftRule(1, expressions, b"")) == network
     accepting = expressions[-20:]
-    assert parse_accepted(network.version, Rule(1, expressions + accepting, b"")) is None
-    assert parse_accepted(network.version, Rule(1, expressions[:-4], b"")) is None
+    assert parse_accepted(network.version, NftRule(1, expressions + accepting, b"")) is None
+    assert parse_accepted(network.version, NftRule(1, expressions[:-4], b"")) is None
 
 
 def test_a_rule_for_all_addresses():

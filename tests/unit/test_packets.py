@@ -19,7 +19,7 @@ from kernel import fib, ndp, packet_tap
 from kernel.checksum import compute_checksum
 from kernel.fib import FibRoute, FibRule
 from kernel.netfilter import nft_rule, nft_text
-from kernel.netfilter.nft import Rule
+from kernel.netfilter.nft import NftRule
 from kernel.packet_tap import ANSWER, ERROR, ICMP, REFUSAL, REQUEST, TCP, UDP, Probe
 from kernel.sockets_table import Listener, list_listeners
 from podwire.command import UsageError
@@ -105,7 +105,7 @@ def test_any_packet_is_parsed(data):
 def test_any_rule_is_rendered(data):
     """Any bytes of a rule are rendered as a text, or refused as an invalid value."""
     try:
-        assert isinstance(nft_text.render(Rule(1, data, b"")), str)
+        assert isinstance(nft_text.render(NftRule(1, data, b"")), str)
     except (ValueError, struct.error) as error:
         pytest.fail(f"{data!r}: {error!r}")
 
@@ -120,7 +120,7 @@ def test_rules_are_rendered():
         (nft_rule.established_or_related() + nft_rule.ACCEPT, "ct state established,related accept"),
         (nft_rule.from_interface("cni0") + nft_rule.jump("pods"), 'iifname "cni0" jump pods'),
     ):
-        assert nft_text.render(Rule(1, expressions, nft_rule.comment_userdata("x"))) == f'{text} comment "x"'
+        assert nft_text.render(NftRule(1, expressions, nft_rule.comment_userdata("x"))) == f'{text} comment "x"'
 
 
 def test_only_listening_sockets_are_listed():

@@ -9,7 +9,7 @@ from kernel import link, sysctl
 from kernel.dbus import Bus, Call, Reply
 from kernel.netfilter import conntrack, nft, nft_rule, nft_set
 from kernel.netfilter.conntrack import Flow
-from kernel.netfilter.nft import Chain, NftSocket, Rule, Table
+from kernel.netfilter.nft import Chain, NftRule, NftSocket, Table
 from kernel.rtnl import Socket
 from process import directories, record
 
@@ -57,7 +57,7 @@ def without_descriptor(kind):
 
 def test_dry_run_of_netlink():
     """A dry run of changes of links, nftables and conntrack sends nothing, and records names, ports and keys."""
-    rule = Rule(7, nft_rule.transport("tcp") + nft_rule.destination_port(8080), nft_rule.comment_userdata("web"))
+    rule = NftRule(7, nft_rule.transport("tcp") + nft_rule.destination_port(8080), nft_rule.comment_userdata("web"))
     chain, nftables_set = (
         Chain(Table(nft.INET, "t"), "c"),
         nft_set.Set(Table(nft.INET, "t"), "s", (nft_set.IPV4_ADDRESS,)),
