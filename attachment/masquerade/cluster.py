@@ -27,7 +27,7 @@ from kernel.errors import KernelError
 from kernel.netfilter import iptables, nft
 from kernel.netfilter.iptables_chains import TABLE
 from kernel.netfilter.iptables_program import RefusedError
-from kernel.netfilter.iptables_rule import Change
+from kernel.netfilter.iptables_rule import IptablesChange
 
 Networks = frozenset[Network]
 
@@ -187,4 +187,6 @@ def _create_chains(versions: Iterable[int]) -> None:
     for family, chains in missing.items():
         if chains:
             with suppress(RefusedError):  # an ADD has created it since
-                iptables.apply({family: [Change.new_chain(CLUSTER_CHAIN)]}, TABLE, f"create chain {CLUSTER_CHAIN}")
+                iptables.apply(
+                    {family: [IptablesChange.new_chain(CLUSTER_CHAIN)]}, TABLE, f"create chain {CLUSTER_CHAIN}"
+                )

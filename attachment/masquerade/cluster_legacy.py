@@ -15,7 +15,7 @@ from kernel.netfilter import iptables
 from kernel.netfilter.iptables_accept import accept_rule
 from kernel.netfilter.iptables_chains import TABLE, apply_plan
 from kernel.netfilter.iptables_program import RefusedError
-from kernel.netfilter.iptables_rule import Change, IptablesRule, Listing
+from kernel.netfilter.iptables_rule import IptablesChange, IptablesRule, Listing
 
 Networks = frozenset[Network]
 
@@ -38,16 +38,16 @@ class LegacyChains:
         """
         numbers: dict[int, int] = {}
 
-        def plan(family: int, listing: Listing) -> list[Change]:
-            new = [] if CLUSTER_CHAIN in listing.chains else [Change.new_chain(CLUSTER_CHAIN)]
+        def plan(family: int, listing: Listing) -> list[IptablesChange]:
+            new = [] if CLUSTER_CHAIN in listing.chains else [IptablesChange.new_chain(CLUSTER_CHAIN)]
             numbers.pop(family, None)
             if new and family not in create:
                 return []
             existing = listing.rules(CLUSTER_CHAIN)
             missing = dict.fromkeys(_rules(get_desired(), family))
             # The first rule of a network stays.
-            deletions = [Change.delete(rule) for rule in existing if missing.pop(rule, "") is not None]
-            changes = [*map(Change.append, missing), *deletions]
+            deletions = [IptablesChange.delete(rule) for rule in existing if missing.pop(rule, "") is not None]
+            changes = [*map(IptablesChange.append, missing), *deletions]
             numbers[family] = len(changes)
             return new + changes
 
@@ -63,7 +63,10 @@ class LegacyChains:
         Raises RefusedError if a chain has changed since, otherwise as `compare`.
         """
         changes = {
-            family: [*map(Change.append, _rules(added, family)), *map(Change.delete, _rules(removed, family))]
+            family: [
+                *map(IptablesChange.append, _rules(added, family)),
+                *map(IptablesChange.delete, _rules(removed, family)),
+            ]
             for family in self._filled
         }
         iptables.apply(changes, TABLE, _DESCRIPTION, legacy=True)
@@ -76,7 +79,7 @@ class LegacyChains:
         for family, listing in _read(families).items() if families else ():
             if CLUSTER_CHAIN in listing.chains:
                 try:
-                    changes = [Change.flush_chain(CLUSTER_CHAIN), Change.delete_chain(CLUSTER_CHAIN)]
+                    changes = [IptablesChange.flush_chain(CLUSTER_CHAIN), IptablesChange.delete_chain(CLUSTER_CHAIN)]
                     iptables.apply({family: changes}, TABLE, f"delete chain {CLUSTER_CHAIN}", legacy=True)
                 except RefusedError:
                     remaining.append(f"chain {TABLE} {CLUSTER_CHAIN} ({iptables.TOOLS[family]}-legacy)")

@@ -26,7 +26,7 @@ from kernel.netfilter import iptables, iptables_chains, nft
 from kernel.netfilter.iptables_accept import accept_rule
 from kernel.netfilter.iptables_chains import TABLE, compute_deletions, missing_error
 from kernel.netfilter.iptables_expressions import match_rules
-from kernel.netfilter.iptables_rule import Change, IptablesRule, Listing, comment_match, network_text
+from kernel.netfilter.iptables_rule import IptablesChange, IptablesRule, Listing, comment_match, network_text
 from kernel.netfilter.nft import Chain, NftSocket, Table
 
 _MULTICAST = {4: "224.0.0.0/4", 6: "ff00::/8"}
@@ -40,16 +40,16 @@ def add(spec: Masquerade) -> None:
     """
     chain = chain_name(spec.network, spec.container_id)
 
-    def missing(family: int, listing: Listing) -> list[Change]:
+    def missing(family: int, listing: Listing) -> list[IptablesChange]:
         desired, existing = _rules(spec, family), listing.rules(chain)
         names = [CLUSTER_CHAIN, chain] if spec.cluster else [chain]
-        changes = [Change.new_chain(name) for name in names if name not in listing.chains]
+        changes = [IptablesChange.new_chain(name) for name in names if name not in listing.chains]
         exceptions = [rule for rule in desired.exceptions if rule not in _before(desired.masquerade, existing)]
         if desired.masquerade in existing:  # exceptions precede it
-            changes += map(Change.insert, reversed(exceptions))
+            changes += map(IptablesChange.insert, reversed(exceptions))
         else:
-            changes += map(Change.append, (*exceptions, desired.masquerade))
-        return changes + [Change.append(jump) for jump in desired.jumps if jump not in listing]
+            changes += map(IptablesChange.append, (*exceptions, desired.masquerade))
+        return changes + [IptablesChange.append(jump) for jump in desired.jumps if jump not in listing]
 
     description = f"add masquerade rules to chain {chain}"
     shared = CLUSTER_CHAIN if spec.cluster else ""
@@ -67,7 +67,7 @@ def delete_legacy(spec: Masquerade, others: Collection[Cidr] = ()) -> None:
     # The source of a jump is the address, before 0.7 its subnet.
     kept = tuple(f"-s {network_text(network)} " for item in others for network in (as_network(item.ip), item.network))
 
-    def plan(family: int, listing: Listing) -> list[Change]:
+    def plan(family: int, listing: Listing) -> list[IptablesChange]:
         return compute_deletions({chain: MASQUERADE_CHAINS}, listing, lambda jump: jump.spec.startswith(kept))
 
     iptables_chains.change_legacy(TABLE, plan, f"delete masquerade rules of chain {chain}")

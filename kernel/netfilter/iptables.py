@@ -20,7 +20,7 @@ from kernel.errors import KernelError
 from kernel.netfilter import iptables_program, nft
 from kernel.netfilter.iptables_expressions import change_request
 from kernel.netfilter.iptables_program import ProgramRun, UnusableError
-from kernel.netfilter.iptables_rule import Change, IptablesRule, Listing
+from kernel.netfilter.iptables_rule import IptablesChange, IptablesRule, Listing
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Table
 from kernel.rtnl import Request
 from process import record
@@ -107,7 +107,9 @@ def read_by_netlink(
         return {}
 
 
-def apply(changes: Mapping[int, Sequence[Change]], table: str, description: str, *, legacy: bool = False) -> None:
+def apply(
+    changes: Mapping[int, Sequence[IptablesChange]], table: str, description: str, *, legacy: bool = False
+) -> None:
     """Applies each family's changes, all or none of a family; `description` is for errors.
 
     Uses netlink if possible, otherwise the programs; with `legacy` iptables-legacy. Raises RefusedError, UnusableError,
@@ -131,7 +133,7 @@ def apply(changes: Mapping[int, Sequence[Change]], table: str, description: str,
 
 
 def apply_by_netlink(
-    changes: Mapping[int, Sequence[Change]], table: str, programs: Mapping[int, str]
+    changes: Mapping[int, Sequence[IptablesChange]], table: str, programs: Mapping[int, str]
 ) -> frozenset[int]:
     """Applies the changes of the families that netlink allows, all or none; returns those families.
 
@@ -165,7 +167,7 @@ def apply_by_netlink(
     return frozenset(done)
 
 
-def is_accepted(family: int, table: str, changes: Sequence[Change]) -> bool:
+def is_accepted(family: int, table: str, changes: Sequence[IptablesChange]) -> bool:
     """Returns whether a family's program would apply the changes (`--test`); nothing is changed."""
     return iptables_program.run({family: changes}, table, "--test")[family].outcome.status == 0
 
@@ -239,7 +241,7 @@ def _list(lines: Mapping[int, Sequence[str]], table: str, *, legacy: bool = Fals
     return runs
 
 
-def _shell_commands(changes: Mapping[int, Sequence[Change]], table: str) -> Iterator[str]:
+def _shell_commands(changes: Mapping[int, Sequence[IptablesChange]], table: str) -> Iterator[str]:
     """Yields the changes as commands for a shell."""
     for family, items in changes.items():
         yield from (f"{TOOLS[family]} -t {table} {change}" for change in items)

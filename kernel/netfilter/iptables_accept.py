@@ -13,7 +13,7 @@ from cni.address import Network
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.iptables_expressions import change_request
 from kernel.netfilter.iptables_listing import parse_rule
-from kernel.netfilter.iptables_rule import Change, IptablesRule, network_text
+from kernel.netfilter.iptables_rule import IptablesChange, IptablesRule, network_text
 from kernel.netfilter.nft import Chain
 from kernel.netfilter.nft_set import byte_filter
 from kernel.rtnl import Request
@@ -30,7 +30,7 @@ def accept_rule(chain: str, network: Network, comment: str = "") -> IptablesRule
 
 def accept_request(chain: Chain, network: Network) -> Request:
     """Builds the request that appends the rule to a chain of iptables-nft."""
-    request = change_request(network.version, chain.table, Change.append(accept_rule(chain.name, network)))
+    request = change_request(network.version, chain.table, IptablesChange.append(accept_rule(chain.name, network)))
     if request is None:
         raise ValueError(f"iptables has no rule that accepts packets to {network}")
     return request

@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from cni.errors import CniError, Code
 from kernel.netfilter import iptables, nft_rule
 from kernel.netfilter.iptables_program import RefusedError
-from kernel.netfilter.iptables_rule import COMMENT_MAX, Change, IptablesRule, Listing
+from kernel.netfilter.iptables_rule import COMMENT_MAX, IptablesChange, IptablesRule, Listing
 from kernel.netfilter.owned import IPTABLES, REPAIR_HINT, OwnedRule
 from process.values import dataclass, field
 
@@ -26,7 +26,7 @@ _NAME_MAX = 28  # XT_EXTENSION_MAXNAMELEN - 1 (linux/netfilter/x_tables.h)
 _TRIES = 10  # a try fails if another process changes a chain between read and write
 _OWNER = re.compile(r'name: "([^"\\]+)" id: "([^"\\]+)"')
 
-Plan = Callable[[int, Listing], list[Change]]  # from a family and its listing to the changes to apply
+Plan = Callable[[int, Listing], list[IptablesChange]]  # from a family and its listing to the changes to apply
 
 
 @dataclass(frozen=True)
@@ -129,20 +129,20 @@ def missing_error(description: str, what: str, version: int) -> CniError:
 
 def compute_deletions(
     chains: Mapping[str, ChainScheme], listing: Listing, stays: Callable[[IptablesRule], bool] = lambda jump: False
-) -> list[Change]:
+) -> list[IptablesChange]:
     """Returns the changes that delete the jumps to `chains`, and each chain with its last jump.
 
     Keeps jumps for which `stays` is true. A chain to which another rule jumps stays, empty, and is reported on stderr.
     """
-    changes: list[Change] = []
+    changes: list[IptablesChange] = []
     for chain, scheme in chains.items():
         jumps = [rule for rule in listing.rules(scheme.entry) if rule.target == chain]
         removed = [jump for jump in jumps if not stays(jump)]
-        changes += map(Change.delete, removed)
+        changes += map(IptablesChange.delete, removed)
         if len(removed) == len(jumps) and chain in listing.chains:
-            changes.append(Change.flush_chain(chain))
+            changes.append(IptablesChange.flush_chain(chain))
             if set(listing.jumps_to(chain)) <= {scheme.entry}:
-                changes.append(Change.delete_chain(chain))
+                changes.append(IptablesChange.delete_chain(chain))
             else:
                 report_emptied_chain(chain)
     return changes
@@ -155,8 +155,8 @@ def gc_legacy(schemes: Iterable[ChainScheme], network: str, kept: AbstractSet[st
     A truncated comment proves nothing: such jumps stay, and their number is reported on stderr.
     """
 
-    def plan(family: int, listing: Listing) -> list[Change]:
-        changes: list[Change] = []
+    def plan(family: int, listing: Listing) -> list[IptablesChange]:
+        changes: list[IptablesChange] = []
         for scheme in schemes:
             start = scheme.comment(network)
             jumps = [jump for jump in listing.rules(scheme.entry) if jump.comment.startswith(start)]

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter import nft_expression as expression
-from kernel.netfilter.iptables_rule import COMMENT_MAX, Change, IptablesRule
+from kernel.netfilter.iptables_rule import COMMENT_MAX, IptablesChange, IptablesRule
 from kernel.netfilter.nft import Chain, Table
 from kernel.netfilter.nft_expression import EQ, NEQ
 from kernel.rtnl import Request
@@ -69,7 +69,7 @@ class Expressions(NamedTuple):
         return has_other_form and nft_rule.is_same_rule(self.other_matches + end, existing.expressions)
 
 
-def change_request(version: int, table: Table, change: Change) -> Request | None:
+def change_request(version: int, table: Table, change: IptablesChange) -> Request | None:
     """Builds the request for a change of an IP version's table, None for one that this module does not know."""
     chain = Chain(table, change.chain)
     if change.verb == "-N":

@@ -74,7 +74,7 @@ class IptablesRule(NamedTuple):
         return [(f"-m {value}", "") if name == "-m" else (name, value) for name, value in options]
 
 
-class Change(NamedTuple):
+class IptablesChange(NamedTuple):
     """A change of a chain ("-N", "-F", "-X"), or of a rule ("-A", "-I" before the rule at `position`, "-D")."""
 
     verb: str
@@ -87,32 +87,32 @@ class Change(NamedTuple):
         return f"{self.verb} {self.chain}{number} {self.spec}".rstrip(" ")
 
     @classmethod
-    def new_chain(cls, chain: str) -> Change:
+    def new_chain(cls, chain: str) -> IptablesChange:
         """Returns the change that creates a chain."""
         return cls("-N", chain)
 
     @classmethod
-    def flush_chain(cls, chain: str) -> Change:
+    def flush_chain(cls, chain: str) -> IptablesChange:
         """Returns the change that deletes all rules of a chain."""
         return cls("-F", chain)
 
     @classmethod
-    def delete_chain(cls, chain: str) -> Change:
+    def delete_chain(cls, chain: str) -> IptablesChange:
         """Returns the change that deletes an empty chain."""
         return cls("-X", chain)
 
     @classmethod
-    def append(cls, rule: IptablesRule) -> Change:
+    def append(cls, rule: IptablesRule) -> IptablesChange:
         """Returns the change that adds a rule at the end of its chain."""
         return cls("-A", *rule)
 
     @classmethod
-    def insert(cls, rule: IptablesRule, position: int = 1) -> Change:
+    def insert(cls, rule: IptablesRule, position: int = 1) -> IptablesChange:
         """Returns the change that adds a rule before the one at `position`, which starts at 1."""
         return cls("-I", *rule, position)
 
     @classmethod
-    def delete(cls, rule: IptablesRule) -> Change:
+    def delete(cls, rule: IptablesRule) -> IptablesChange:
         """Returns the change that deletes the first rule equal to `rule`."""
         return cls("-D", *rule)
 

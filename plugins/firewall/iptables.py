@@ -26,7 +26,7 @@ from kernel.netfilter import iptables, nft, nft_owner
 from kernel.netfilter.iptables import FAMILIES, NFPROTO
 from kernel.netfilter.iptables_chains import change_legacy
 from kernel.netfilter.iptables_program import RefusedError, UnusableError
-from kernel.netfilter.iptables_rule import Change, IptablesRule, Listing
+from kernel.netfilter.iptables_rule import IptablesChange, IptablesRule, Listing
 from kernel.netfilter.nft import Chain, NftSocket, Table
 from kernel.rtnl import Request
 from plugins.firewall import bridge_netfilter, iptables_check, iptables_state, iptables_update
@@ -135,7 +135,7 @@ def _refuse_bridge(spec: FirewallSpec) -> None:
         raise UnchangedError(Code.INVALID_NETWORK_CONFIG, msg, "name the bridge with letters, digits, . _ and - only")
 
 
-def _compute_changes(spec: FirewallSpec) -> tuple[dict[int, list[Change]], dict[int, Listing]]:
+def _compute_changes(spec: FirewallSpec) -> tuple[dict[int, list[IptablesChange]], dict[int, Listing]]:
     """Returns for each IP version the changes to apply, and the existing rules."""
     listings = iptables_state.get_listings(spec)
     is_stale = _StaleCheck()
@@ -216,7 +216,7 @@ def _gc(network: str, valid: Collection[Attachment], delete_selected: Callable[[
 
 
 def _delete_legacy(description: str, select: _Select) -> None:
-    def plan(version: int, listing: Listing) -> list[Change]:
+    def plan(version: int, listing: Listing) -> list[IptablesChange]:
         return iptables_update.changes_to_delete_rules(select(version, listing), listing)
 
     change_legacy(TABLE, plan, description)

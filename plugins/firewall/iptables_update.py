@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from cni.address import Address
 from cni.conf import Attachment
-from kernel.netfilter.iptables_rule import Change, IptablesRule, Listing
+from kernel.netfilter.iptables_rule import IptablesChange, IptablesRule, Listing
 from plugins.firewall.iptables_rules import (
     ENDS,
     ENTRY,
@@ -48,17 +48,17 @@ def accepted_addresses(spec: FirewallSpec, version: int) -> list[Address]:
     return [address for address in spec.addresses if address.version == version and spec.accepts]
 
 
-def changes_for_add(spec: FirewallSpec, version: int, listing: Listing, is_stale: IsStale) -> list[Change]:
+def changes_for_add(spec: FirewallSpec, version: int, listing: Listing, is_stale: IsStale) -> list[IptablesChange]:
     """Returns the changes that create the rules of `spec`, once and in position.
 
     `listing` has this plugin's chains, and the rules in FORWARD that jump to them.
     """
-    changes = [Change.new_chain(chain) for chain in required_chains(spec) if chain not in listing.chains]
+    changes = [IptablesChange.new_chain(chain) for chain in required_chains(spec) if chain not in listing.chains]
     changes += _jump_changes(spec, listing)
     if spec.accepts:
         jump = admin_jump(spec.admin_chain)
         if (number := listing.rules(FORWARD).count(jump)) != 1:
-            changes += [*[Change.delete(jump)] * number, Change.insert(jump)]
+            changes += [*[IptablesChange.delete(jump)] * number, IptablesChange.insert(jump)]
         changes += _address_changes(spec, version, listing, is_stale)
     if spec.policy != OPEN:
         changes += _policy_changes(spec, listing)
@@ -98,10 +98,10 @@ def count_unowned(listing: Listing) -> int:
     return sum(address not in recorded for address in addresses if address)
 
 
-def changes_to_delete_rules(rules: Collection[IptablesRule], listing: Listing) -> list[Change]:
+def changes_to_delete_rules(rules: Collection[IptablesRule], listing: Listing) -> list[IptablesChange]:
     """Returns the changes that delete rules, and with the last record its chain."""
     is_last = OWNERS in listing.chains and set(rules).issuperset(listing.rules(OWNERS))
-    return [*map(Change.delete, rules), *([Change.delete_chain(OWNERS)] if is_last else [])]
+    return [*map(IptablesChange.delete, rules), *([IptablesChange.delete_chain(OWNERS)] if is_last else [])]
 
 
 def _removable_rules(
@@ -120,7 +120,7 @@ def _removable_rules(
     ]
 
 
-def _jump_changes(spec: FirewallSpec, listing: Listing) -> list[Change]:
+def _jump_changes(spec: FirewallSpec, listing: Listing) -> list[IptablesChange]:
     """Returns the changes that put both jumps into FORWARD once, the policies' jump before the accepting one.
 
     A correct jump keeps its position, since rules of other programs may depend on it. If parallel ADDs created a jump
@@ -130,15 +130,15 @@ def _jump_changes(spec: FirewallSpec, listing: Listing) -> list[Change]:
     accepting = [rule for rule in jumps if rule == FORWARD_JUMP]
     isolating = [rule for rule in jumps if rule != FORWARD_JUMP]
     misplaced = spec.accepts and len(accepting) != 1
-    changes = [*map(Change.delete, accepting), Change.insert(FORWARD_JUMP)] if misplaced else []
+    changes = [*map(IptablesChange.delete, accepting), IptablesChange.insert(FORWARD_JUMP)] if misplaced else []
     if not isolating and spec.policy == OPEN:
         return changes
     if len(isolating) == 1 and not misplaced and jumps[0] == isolating[0]:
         return changes
-    return [*changes, *map(Change.delete, isolating), Change.insert(ISOLATION_JUMP)]
+    return [*changes, *map(IptablesChange.delete, isolating), IptablesChange.insert(ISOLATION_JUMP)]
 
 
-def _address_changes(spec: FirewallSpec, version: int, listing: Listing, is_stale: IsStale) -> list[Change]:
+def _address_changes(spec: FirewallSpec, version: int, listing: Listing, is_stale: IsStale) -> list[IptablesChange]:
     """Returns the changes that accept the addresses, and delete the stale records of other attachments.
 
     Another record of the same network is stale, since a network allocates an address to one attachment at a time.
@@ -149,15 +149,15 @@ def _address_changes(spec: FirewallSpec, version: int, listing: Listing, is_stal
     others = [item for item in parse_records(listing) if item.address in addresses and item.rule not in desired_records]
     stale = [item.rule for item in others if is_of_network(item, spec.network) or is_stale(item)]
     missing = [rule for rule in (*rules, *desired_records) if rule not in listing]
-    return [*map(Change.append, missing), *map(Change.delete, stale)]
+    return [*map(IptablesChange.append, missing), *map(IptablesChange.delete, stale)]
 
 
-def _policy_changes(spec: FirewallSpec, listing: Listing) -> list[Change]:
+def _policy_changes(spec: FirewallSpec, listing: Listing) -> list[IptablesChange]:
     """Returns the changes that put a bridge's rules first in their chains, once, and delete the other policy's rules.
 
     Parallel ADDs may have created them twice, as in _jump_changes.
     """
-    changes: list[Change] = []
+    changes: list[IptablesChange] = []
     desired_rules = policy_rules(spec.policy, spec.bridge)
     for chain, end in ENDS.items():
         # Rules after the end have no effect.
@@ -167,8 +167,11 @@ def _policy_changes(spec: FirewallSpec, listing: Listing) -> list[Change]:
         reached = [normalize(rule) for rule in before_end]
         for rule in reversed([rule for rule in desired_rules if rule.chain == chain]):
             count = before_end.count(rule)
-            duplicates = [Change.delete(rule)] * count if count > 1 else []
-            changes += [*duplicates, Change.insert(rule)] if duplicates or rule not in reached else []
-        changes += [] if len(ends) == 1 else [*map(Change.delete, ends), Change.append(end)]
+            duplicates = [IptablesChange.delete(rule)] * count if count > 1 else []
+            changes += [*duplicates, IptablesChange.insert(rule)] if duplicates or rule not in reached else []
+        changes += [] if len(ends) == 1 else [*map(IptablesChange.delete, ends), IptablesChange.append(end)]
     other = other_policy_rules(spec.policy, spec.bridge)
-    return [*changes, *(Change.delete(rule) for chain in ENDS for rule in listing.rules(chain) if rule in other)]
+    return [
+        *changes,
+        *(IptablesChange.delete(rule) for chain in ENDS for rule in listing.rules(chain) if rule in other),
+    ]

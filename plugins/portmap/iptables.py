@@ -28,7 +28,7 @@ from cni.errors import CniError, Code, UnchangedError, run_all
 from kernel.netfilter import iptables, iptables_chains, iptables_nft, nft
 from kernel.netfilter.iptables_chains import TABLE, ChainScheme
 from kernel.netfilter.iptables_program import LineSyntaxError, RefusedError, UnusableError
-from kernel.netfilter.iptables_rule import Change, Listing
+from kernel.netfilter.iptables_rule import IptablesChange, Listing
 from kernel.netfilter.nft import Chain, NftSocket
 from plugins.portmap import iptables_check, iptables_rules, iptables_state, other_interfaces
 from plugins.portmap.conf import HostPorts
@@ -140,7 +140,7 @@ def delete_legacy(host_ports: HostPorts) -> None:
     """
     schemes = _chain_schemes(host_ports)
 
-    def plan(version: int, listing: Listing) -> list[Change]:
+    def plan(version: int, listing: Listing) -> list[IptablesChange]:
         changes = iptables_rules.changes_to_delete_interface_rules(
             host_ports, _get_other_addresses(host_ports, {version: listing}), listing
         )
@@ -207,7 +207,7 @@ def _get_listings(host_ports: HostPorts, *, with_container_rules: bool = False) 
     raise CniError(Code.TRY_AGAIN_LATER, f"table {TABLE} of iptables changed each time while it was read", hint)
 
 
-def _compute_changes(host_ports: HostPorts, listings: Mapping[int, Listing]) -> dict[int, list[Change]]:
+def _compute_changes(host_ports: HostPorts, listings: Mapping[int, Listing]) -> dict[int, list[IptablesChange]]:
     other_addresses = _get_other_addresses(host_ports, listings)
     return {
         version: iptables_rules.changes_for_add(host_ports, other_addresses, version, listing)
@@ -216,7 +216,11 @@ def _compute_changes(host_ports: HostPorts, listings: Mapping[int, Listing]) -> 
 
 
 def _apply_changes(
-    host_ports: HostPorts, listings: Mapping[int, Listing], changes: Mapping[int, list[Change]], *, may_fail: bool
+    host_ports: HostPorts,
+    listings: Mapping[int, Listing],
+    changes: Mapping[int, list[IptablesChange]],
+    *,
+    may_fail: bool,
 ) -> bool:
     """Applies the changes; with `may_fail`, returns False if iptables-restore refuses them.
 

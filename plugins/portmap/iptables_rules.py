@@ -25,7 +25,7 @@ from cni.errors import CniError, Code
 from kernel.netfilter.iptables import TOOLS
 from kernel.netfilter.iptables_chains import TABLE, ChainScheme, parse_owner
 from kernel.netfilter.iptables_rule import (
-    Change,
+    IptablesChange,
     IptablesRule,
     Listing,
     address_text,
@@ -205,7 +205,7 @@ def parse_jump_rule(rule: IptablesRule) -> JumpRule:
 
 def changes_for_add(
     host_ports: HostPorts, other_addresses: Collection[Address], version: int, listing: Listing
-) -> list[Change]:
+) -> list[IptablesChange]:
     """Returns the changes that create the missing rules of `host_ports`, each in its position.
 
     `listing` has the built-in chains, the shared chains, the container's chain, and the chains of containers that may
@@ -220,10 +220,10 @@ def changes_for_add(
             f'"externalSetMarkChain": chain {chain} is missing in table {TABLE} of {TOOLS[version]}',
             "create that chain before the network is used, name an existing one, or leave the key out",
         )
-    chains = [Change.new_chain(chain) for chain in shared_chains(host_ports) if chain not in listing.chains]
+    chains = [IptablesChange.new_chain(chain) for chain in shared_chains(host_ports) if chain not in listing.chains]
     # The rule in POSTROUTING comes before other masquerading rules.
     shared = [
-        Change.insert(rule) if rule.chain == "POSTROUTING" else Change.append(rule)
+        IptablesChange.insert(rule) if rule.chain == "POSTROUTING" else IptablesChange.append(rule)
         for rule in shared_rules(host_ports)
         if rule not in listing
     ]
@@ -234,7 +234,7 @@ def changes_for_add(
 
 def changes_to_delete_interface_rules(
     host_ports: HostPorts, other_addresses: Collection[Address], listing: Listing
-) -> list[Change]:
+) -> list[IptablesChange]:
     """Returns the changes that delete the container's rules but keep those that forward to `other_addresses`.
 
     Returns [] if no rule forwards to `other_addresses`. Keeps the jump rules of ports that are still forwarded.
@@ -244,12 +244,16 @@ def changes_to_delete_interface_rules(
         return []
     forwarded = {(rule.protocol, rule.port) for rule in kept}
     unused = [
-        Change.delete(jump_rule.rule)
+        IptablesChange.delete(jump_rule.rule)
         for jump_rule in parse_jump_rules(listing)
         if jump_rule.target == chain_name(host_ports)
         and forwarded.isdisjoint((jump_rule.protocol, port) for port in jump_rule.ports)
     ]
-    return [Change.flush_chain(chain_name(host_ports)), *(Change.append(item.rule) for item in kept), *unused]
+    return [
+        IptablesChange.flush_chain(chain_name(host_ports)),
+        *(IptablesChange.append(item.rule) for item in kept),
+        *unused,
+    ]
 
 
 def foreign_rules(
@@ -326,13 +330,15 @@ def _rules_to_keep(host_ports: HostPorts, other_addresses: Collection[Address], 
     ]
 
 
-def _chain_changes(host_ports: HostPorts, version: int, listing: Listing, kept: Sequence[IptablesRule]) -> list[Change]:
+def _chain_changes(
+    host_ports: HostPorts, version: int, listing: Listing, kept: Sequence[IptablesRule]
+) -> list[IptablesChange]:
     chain = chain_name(host_ports)
-    start = Change.flush_chain(chain) if chain in listing.chains else Change.new_chain(chain)
-    return [start, *map(Change.append, dict.fromkeys((*kept, *all_chain_rules(host_ports, version))))]
+    start = IptablesChange.flush_chain(chain) if chain in listing.chains else IptablesChange.new_chain(chain)
+    return [start, *map(IptablesChange.append, dict.fromkeys((*kept, *all_chain_rules(host_ports, version))))]
 
 
-def _jump_rule_changes(host_ports: HostPorts, version: int, listing: Listing, *, replace: bool) -> list[Change]:
+def _jump_rule_changes(host_ports: HostPorts, version: int, listing: Listing, *, replace: bool) -> list[IptablesChange]:
     """Returns the changes that create the missing jump rules; with `replace`, deletes the existing ones first.
 
     Jump rules keep their position, unless rules of containers that are no longer running come before them.
@@ -351,8 +357,8 @@ def _jump_rule_changes(host_ports: HostPorts, version: int, listing: Listing, *,
     else:
         position = positions[0] if positions else len(existing)
     present = [existing[number].rule for number in positions]
-    deletions = list(map(Change.delete, present)) if replace else []
+    deletions = list(map(IptablesChange.delete, present)) if replace else []
     missing = [rule for rule in desired_jump_rules(host_ports, version) if replace or rule not in present]
     if position >= len(existing) - len(deletions):
-        return deletions + list(map(Change.append, missing))
-    return deletions + [Change.insert(rule, position + 1 + number) for number, rule in enumerate(missing)]
+        return deletions + list(map(IptablesChange.append, missing))
+    return deletions + [IptablesChange.insert(rule, position + 1 + number) for number, rule in enumerate(missing)]

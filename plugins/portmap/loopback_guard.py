@@ -18,7 +18,7 @@ from kernel import link, sysctl
 from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.netfilter import iptables, iptables_chains, iptables_rule, nft, nft_rule
-from kernel.netfilter.iptables_rule import Change, Listing, comment_match, quoted
+from kernel.netfilter.iptables_rule import IptablesChange, Listing, comment_match, quoted
 from kernel.netfilter.nft import Chain, Hook, NftRule, NftSocket
 from kernel.netfilter.nft_rule import DROP
 from kernel.rtnl import Request, Socket
@@ -52,7 +52,7 @@ def ensure_in_iptables(interface: str) -> None:
     """Creates the guard in table mangle unless it exists; costs one or two processes. Raises CniError."""
     for listing in iptables.read([4], _MANGLE, [_PREROUTING]).values():
         if _iptables_guard(interface) not in listing:
-            change = Change.append(_iptables_guard(quoted(interface)))
+            change = IptablesChange.append(_iptables_guard(quoted(interface)))
             iptables.apply({4: [change]}, _MANGLE, f"guard 127.0.0.0/8 from {interface}")
 
 
@@ -99,10 +99,10 @@ def remove(socket: NftSocket, host_veth: str = "", kept_interfaces: Collection[s
 def remove_legacy(host_veth: str = "", kept_interfaces: Collection[str] = ()) -> None:
     """Deletes from iptables-legacy the guards that remove() deletes from nftables; raises CniError."""
 
-    def plan(family: int, listing: Listing) -> list[Change]:
+    def plan(family: int, listing: Listing) -> list[IptablesChange]:
         guards = {rule: name for rule in listing.rules(_PREROUTING) if (name := _interface_of_guard(rule))}
         missing, disabled = _disable_and_find_unneeded(guards.values(), host_veth, kept_interfaces)
-        return [Change.delete(rule) for rule, name in guards.items() if name in missing or name in disabled]
+        return [IptablesChange.delete(rule) for rule, name in guards.items() if name in missing or name in disabled]
 
     iptables_chains.change_legacy(_MANGLE, plan, "delete guards of 127.0.0.0/8")
 

@@ -6,7 +6,7 @@ import pytest
 
 from kernel.netfilter import iptables, iptables_program, nft
 from kernel.netfilter.iptables_expressions import match_rules
-from kernel.netfilter.iptables_rule import Change, IptablesRule
+from kernel.netfilter.iptables_rule import IptablesChange, IptablesRule
 from kernel.netfilter.nft import Chain, Table
 from tests.netns.conftest import LEGACY
 from tests.support import xtables
@@ -59,7 +59,7 @@ LINES = {
         "-A FORWARD -j CNI-f",
     ],
 }
-ACCEPT = Change.append(IptablesRule("POSTROUTING", "-j ACCEPT"))
+ACCEPT = IptablesChange.append(IptablesRule("POSTROUTING", "-j ACCEPT"))
 NEW_FIRST = {key: sorted(lines, key=lambda line: not line.startswith("-N")) for key, lines in LINES.items()}
 
 
@@ -98,7 +98,7 @@ def write(by):
 
 def parse(lines):
     """Returns lines of iptables-restore as changes."""
-    return [Change(*line.split(" ", 2)) for line in lines]
+    return [IptablesChange(*line.split(" ", 2)) for line in lines]
 
 
 def directly(changes, table):
@@ -188,7 +188,7 @@ def test_other_programs_are_run(prepared, tmp_path):
 
 def test_one_family_is_written_without_the_other(prepared):
     """The lines of one family are written over netlink even if those of the other are unknown."""
-    changes = {4: [ACCEPT], 6: [Change.append(IptablesRule("POSTROUTING", "-j LOG"))]}
+    changes = {4: [ACCEPT], 6: [IptablesChange.append(IptablesRule("POSTROUTING", "-j LOG"))]}
     assert iptables.apply_by_netlink(changes, "nat", {v: iptables_program.find(v) for v in changes}) == {4}
 
 

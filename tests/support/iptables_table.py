@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kernel.netfilter.iptables_program import RefusedError
-from kernel.netfilter.iptables_rule import Change, IptablesRule, Listing
+from kernel.netfilter.iptables_rule import IptablesChange, IptablesRule, Listing
 
 
 class Table:
@@ -26,12 +26,12 @@ class Table:
         existing = listed[: listed.index(missing[0])] if missing else listed
         return Listing.of(existing, [IptablesRule(chain, spec) for chain in existing for spec in self.chains[chain]])
 
-    def apply(self, changes: Iterable[Change]) -> None:
+    def apply(self, changes: Iterable[IptablesChange]) -> None:
         """Applies changes in order; raises RefusedError for one that iptables-restore refuses."""
         for change in changes:
             self._apply(change.chain, change)
 
-    def _apply(self, chain: str, change: Change) -> None:
+    def _apply(self, chain: str, change: IptablesChange) -> None:
         _require((change.verb == "-N") != (chain in self.chains))
         rules = self.chains.setdefault(chain, [])
         match change.verb:

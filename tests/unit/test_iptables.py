@@ -12,7 +12,7 @@ from cni.errors import CniError
 from kernel import locks, system
 from kernel.netfilter import iptables, iptables_program
 from kernel.netfilter.iptables_program import LineSyntaxError, RefusedError, UnusableError
-from kernel.netfilter.iptables_rule import Change, IptablesRule, Listing
+from kernel.netfilter.iptables_rule import IptablesChange, IptablesRule, Listing
 from tests.support.errors import error_of
 from tests.support.machine import eventually
 
@@ -71,8 +71,8 @@ def programs(tmp_path, monkeypatch):
     return Programs(tmp_path / "bin")
 
 
-ACCEPT = Change.append(IptablesRule("INPUT", "-j ACCEPT"))
-NEW_CHAINS = {4: [Change.new_chain("a")], 6: [Change.new_chain("a")]}
+ACCEPT = IptablesChange.append(IptablesRule("INPUT", "-j ACCEPT"))
+NEW_CHAINS = {4: [IptablesChange.new_chain("a")], 6: [IptablesChange.new_chain("a")]}
 
 
 def apply(changes=(ACCEPT,)):
@@ -96,7 +96,7 @@ def test_invalid_utf8_is_preserved(programs):
         b'-P POSTROUTING ACCEPT\n-A POSTROUTING -m comment --comment "\xff\xc3" -j x\n'
     )
     (rule,) = iptables.read([4], "nat", ["POSTROUTING"])[4].rules("POSTROUTING")
-    apply([Change.append(rule)])
+    apply([IptablesChange.append(rule)])
     assert b'--comment "\xff\xc3" -j x\n' in program.with_suffix(".stdin").read_bytes()
 
 
@@ -121,9 +121,13 @@ def test_changes_are_one_document_for_each_family(programs):
     """Each family's lines are passed to its program, and a family without lines needs no program."""
     programs.install(4)
     programs.install(6)
-    iptables.apply({4: [Change.new_chain("a"), Change.new_chain("b")], 6: [Change.delete_chain("c")]}, "nat", "do it")
+    iptables.apply(
+        {4: [IptablesChange.new_chain("a"), IptablesChange.new_chain("b")], 6: [IptablesChange.delete_chain("c")]},
+        "nat",
+        "do it",
+    )
     assert (programs.stdin(4), programs.stdin(6)) == ("*nat\n-N a\n-N b\nCOMMIT\n", "*nat\n-X c\nCOMMIT\n")
-    iptables.apply({4: [], 6: [Change.delete_chain("c")]}, "nat", "do it")
+    iptables.apply({4: [], 6: [IptablesChange.delete_chain("c")]}, "nat", "do it")
     assert (len(programs.calls(4)), len(programs.calls(6))) == (1, 2)
 
 

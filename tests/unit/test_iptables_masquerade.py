@@ -9,7 +9,7 @@ from attachment.masquerade import iptables
 from attachment.masquerade.spec import Masquerade
 from kernel.netfilter import iptables as netfilter_iptables
 from kernel.netfilter.iptables_program import RefusedError
-from kernel.netfilter.iptables_rule import Change
+from kernel.netfilter.iptables_rule import IptablesChange
 from tests.support.errors import error_of
 from tests.support.iptables_table import Table
 
@@ -23,7 +23,7 @@ class Tables:
     def __init__(self):
         self.nat = {family: Table("POSTROUTING") for family in (4, 6)}
         self.chains = {family: table.chains for family, table in self.nat.items()}
-        self.applied: list[Change] = []
+        self.applied: list[IptablesChange] = []
         # Actions of other programs, each run once before lines are applied.
         self.interruptions: list[Callable[[], None]] = []
 

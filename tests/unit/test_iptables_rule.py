@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kernel.netfilter import iptables_listing, nft, nft_expression, nft_rule
 from kernel.netfilter.iptables_expressions import change_request, render_expressions, select_equal
-from kernel.netfilter.iptables_rule import Change, IptablesRule, Listing, comment_match
+from kernel.netfilter.iptables_rule import IptablesChange, IptablesRule, Listing, comment_match
 from kernel.netfilter.nft import Table
 
 RULE = IptablesRule("CNI-a", "-s 10.22.0.2/32 -j ACCEPT")
@@ -106,8 +106,10 @@ def test_rules_of_other_versions_are_recognised():
     assert select_equal(4, marked, older) == older[:1]
 
 
-@pytest.mark.parametrize("change", [Change.flush_chain("CNI-a"), Change.insert(RULE, 2), Change.delete(RULE)])
+@pytest.mark.parametrize(
+    "change", [IptablesChange.flush_chain("CNI-a"), IptablesChange.insert(RULE, 2), IptablesChange.delete(RULE)]
+)
 def test_changes_that_only_the_program_applies(change):
     """Netlink neither deletes rules nor inserts them elsewhere than at the top: a rule has no handle here."""
     assert change_request(4, Table(2, "nat"), change) is None
-    assert change_request(4, Table(2, "nat"), Change.insert(RULE)) is not None
+    assert change_request(4, Table(2, "nat"), IptablesChange.insert(RULE)) is not None
