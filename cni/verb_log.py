@@ -31,7 +31,7 @@ from cni.errors import CniError
 from cni.result import Result
 from process import log, record
 from process.log import JOURNALD, LEVELS, cut, cut_list
-from process.record import Record
+from process.record import VerbRecord
 
 _ID_BYTES, _MESSAGE_BYTES = 512, 8 << 10
 _CHANGES_BYTES, _STEPS_BYTES, _IPS_BYTES = 28 << 10, 6 << 10, 4 << 10
@@ -60,7 +60,7 @@ class VerbLog:
         self._target = env.get("PODWIRE_LOG", "")
         self._level = env.get("PODWIRE_LOG_LEVEL", "") if self._target else ""
         self._net_conf: NetConf | None = None
-        self._record: Record | None = None
+        self._record: VerbRecord | None = None
         self._start_ns = time.perf_counter_ns()
 
     def recording(self, net_conf: NetConf) -> AbstractContextManager[object]:
@@ -111,7 +111,7 @@ def entry(
     ms: float,
     result: Result | None = None,
     failure: CniError | None = None,
-    recorded: Record | None = None,
+    recorded: VerbRecord | None = None,
 ) -> Entry:
     """Returns the entry of a verb that has just ended, after `ms` milliseconds; unknown values are left out."""
     body = _ids(plugin, version, env, net_conf, failure)

@@ -26,7 +26,7 @@ class Step(NamedTuple):
 
 
 @dataclass
-class Record:
+class VerbRecord:
     """The recorded changes in their order ('set "veth3f2a" up'), and steps in the order in which they ended."""
 
     dry_run: bool = False
@@ -34,15 +34,15 @@ class Record:
     steps: list[Step] = field(default_factory=list)
 
 
-_current: Record | None = None
+_current: VerbRecord | None = None
 
 
 @contextmanager
-def recording(*, dry_run: bool = False) -> Iterator[Record]:
+def recording(*, dry_run: bool = False) -> Iterator[VerbRecord]:
     """Records the changes of the block; in a dry run `change` returns False, and nothing is changed."""
     global _current  # noqa: PLW0603 - the module docstring says why
     before = _current
-    _current = Record(dry_run)
+    _current = VerbRecord(dry_run)
     try:
         yield _current
     finally:
@@ -76,7 +76,7 @@ _NOT_TIMED = nullcontext()
 
 
 @contextmanager
-def _timed(what: str, record: Record) -> Iterator[None]:
+def _timed(what: str, record: VerbRecord) -> Iterator[None]:
     start_ns = time.perf_counter_ns()
     try:
         yield

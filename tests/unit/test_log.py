@@ -206,7 +206,9 @@ def test_a_line_is_truncated():
     long_text = "\0" * 100_000
     env = dict.fromkeys(("CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"), long_text)
     env["CNI_ARGS"] = f"K8S_POD_NAMESPACE={long_text};K8S_POD_NAME={long_text}"
-    recorded = record.Record(changes=[long_text, *["change"] * 10_000], steps=[record.Step(long_text, 1.0)] * 10_000)
+    recorded = record.VerbRecord(
+        changes=[long_text, *["change"] * 10_000], steps=[record.Step(long_text, 1.0)] * 10_000
+    )
     result = Result(ips=(IPConfig(ip_interface("fd00:aaaa:bbbb:cccc:dddd:eeee:ffff:1/64")),) * 10_000)
     conf = cni_conf.parse(json.dumps({**CONFIG, "name": "n" * 100_000}).encode())
     line = verb_log.entry(long_text, long_text, env, conf, 1e9, result, CniError(999, long_text, long_text), recorded)
@@ -228,7 +230,7 @@ def test_the_cost_of_a_line_is_limited(monkeypatch):
 
     monkeypatch.setattr(gojson, "dumps", counting)
     long_text = "\0" * 100_000
-    recorded = record.Record(changes=[long_text] * 10_000, steps=[record.Step(long_text, 1.0)] * 10_000)
+    recorded = record.VerbRecord(changes=[long_text] * 10_000, steps=[record.Step(long_text, 1.0)] * 10_000)
     error = CniError(999, long_text, long_text)
     verb_log.entry("fake", "1", {"CNI_CONTAINERID": long_text}, None, 1.0, None, error, recorded)
     assert sum(encoded) < 64 * log.LINE_BYTES
@@ -297,7 +299,7 @@ def test_the_document_has_the_fields():
     """The page docs/logs.md lists exactly the fields of a line, and journald's."""
     page = (Path(__file__).parents[2] / "docs" / "logs.md").read_text().split("## A line")[1]
     documented = dict(re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", page, re.MULTILINE))
-    recorded = record.Record(changes=["made"], steps=[record.Step("work", 1.0)])
+    recorded = record.VerbRecord(changes=["made"], steps=[record.Step("work", 1.0)])
     conf = cni_conf.parse(json.dumps(CONFIG).encode())
     env, error = {**ENV, "TRACEPARENT": TRACE}, CniError(7, "bad", "hint")
     line = verb_log.entry("p", "v", env, conf, 1.0, RESULT, error, recorded)
