@@ -18,7 +18,7 @@ from cni.result import Result
 from cni.skel import Plugin
 from ipam.dhcp import conf as dhcp_conf
 from ipam.dhcp import rpc
-from ipam.dhcp.record import Record
+from ipam.dhcp.record import LeaseRecord
 from ipam.dhcp.rpc import ALLOCATE, CHECK, RELEASE, CallArgs, RpcError
 from ipam.dhcp.store import Store
 from process import record
@@ -93,7 +93,7 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
     A file that cannot be read stays, and is reported: its lease may be in use. DEL of its pod deletes it.
     """
     for lease in Store(dhcp_conf.data_dir(net_conf)).read_all(net_conf.name):
-        if not isinstance(lease, Record):
+        if not isinstance(lease, LeaseRecord):
             _report(f"cannot read the lease in {lease.path}: {lease.problem}; the file stays until its pod is deleted")
             continue
         owner = lease.owner

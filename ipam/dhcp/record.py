@@ -56,7 +56,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Record:
+class LeaseRecord:
     """The stored leases of an interface."""
 
     owner: Owner
@@ -66,7 +66,7 @@ class Record:
     ipv6: Lease6 | None
 
 
-def to_json(record: Record) -> dict[str, object]:
+def to_json(record: LeaseRecord) -> dict[str, object]:
     """Returns the content of a lease file."""
     owner, target = record.owner, record.target
     return {
@@ -90,7 +90,7 @@ def to_json(record: Record) -> dict[str, object]:
     }
 
 
-def from_json(value: object) -> Record:
+def from_json(value: object) -> LeaseRecord:
     """Reads a lease file; raises ValueError for any other content."""
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
@@ -100,7 +100,7 @@ def from_json(value: object) -> Record:
             if not fields.string(key):
                 raise fields.error(key, "is missing")
         target, ipv4, ipv6 = fields.section("interface"), fields.raw("ipv4"), fields.raw("ipv6")
-        record = Record(
+        record = LeaseRecord(
             owner=Owner(
                 network=fields.string("network"),
                 container_id=fields.string("containerID"),

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from cni import gojson
-from ipam.dhcp.record import Record, from_json, to_json
+from ipam.dhcp.record import LeaseRecord, from_json, to_json
 from process import directories, durable, files
 
 _LEASE, _NOTE, _DRAFT = ".json", ".release", ".tmp"
@@ -46,7 +46,7 @@ class Store:
             return False
         return True
 
-    def write(self, record: Record) -> None:
+    def write(self, record: LeaseRecord) -> None:
         """Creates or replaces a lease file; it is on the disk when this returns. Raises OSError."""
         path = self._path(*record.owner.key, _LEASE)
         directories.create(os.path.dirname(path), 0o700)
@@ -80,15 +80,15 @@ class Store:
         os.close(os.open(path + _NOTE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         return True
 
-    def path_of(self, record: Record) -> str:
+    def path_of(self, record: LeaseRecord) -> str:
         """Returns the path of a lease file."""
         return self._path(*record.owner.key, _LEASE)
 
-    def must_release(self, record: Record) -> bool:
+    def must_release(self, record: LeaseRecord) -> bool:
         """Returns whether there is a note for a lease."""
         return os.path.lexists(self._path(*record.owner.key, _NOTE))
 
-    def read_all(self, network: str = "") -> Iterator[Record | UnreadableLease]:
+    def read_all(self, network: str = "") -> Iterator[LeaseRecord | UnreadableLease]:
         """Yields the leases of `network`, or ("") of all networks; a file that is no lease as an UnreadableLease."""
         for name in [network] if network else _names(self.directory):
             for file in _names(f"{self.directory}/{name}"):
@@ -96,7 +96,7 @@ class Store:
                 if file.endswith(_LEASE) and os.path.lexists(path):  # a release meanwhile deletes it
                     yield self._read(path)
 
-    def _read(self, path: str) -> Record | UnreadableLease:
+    def _read(self, path: str) -> LeaseRecord | UnreadableLease:
         try:
             return from_json(gojson.loads(files.read(path, gojson.MAX_BYTES)))
         except (OSError, ValueError) as error:

@@ -16,7 +16,7 @@ from cni.errors import CniError
 from ipam.dhcp import conf as dhcp_conf
 from ipam.dhcp.lease import INFINITE, Lease
 from ipam.dhcp.lease6 import Lease6
-from ipam.dhcp.record import Record
+from ipam.dhcp.record import LeaseRecord
 from ipam.dhcp.store import Store, UnreadableLease
 from kernel.boot import get_boot_id
 from podwire.networks import Network
@@ -113,7 +113,7 @@ def read_leases(
         store = Store(directory)
         try:
             for item in store.read_all(network):
-                if isinstance(item, Record):
+                if isinstance(item, LeaseRecord):
                     leases += (_lease(store, item, each, boot_id, now) for each in (item.ipv4, item.ipv6) if each)
                 else:
                     unreadable.append(item)
@@ -122,7 +122,7 @@ def read_leases(
     return tuple(sorted(leases, key=lambda one: (one.network, one.address))), tuple(unreadable)
 
 
-def _lease(store: Store, record: Record, lease: Lease | Lease6, boot_id: str, now: float) -> DhcpLease:
+def _lease(store: Store, record: LeaseRecord, lease: Lease | Lease6, boot_id: str, now: float) -> DhcpLease:
     owner, is_same_boot = record.owner, record.boot_id == boot_id != ""
     expires_in_s = lease.expires_at - now if is_same_boot and lease.lifetime_s != INFINITE else None
     if store.must_release(record):

@@ -9,7 +9,7 @@ import pytest
 
 from cni.result import DNS
 from ipam.dhcp.lease import INFINITE, Lease
-from ipam.dhcp.record import Owner, Record, Target
+from ipam.dhcp.record import LeaseRecord, Owner, Target
 from ipam.dhcp.store import Store
 from kernel.boot import get_boot_id
 from podwire.doctor.node import Node
@@ -28,14 +28,14 @@ def node(tmp_path) -> Node:
 
 def write_lease(
     directory: Path, container_id: str = "c", *, granted_ago_s: float = 0, lifetime_s: float = 3600, boot: str = BOOT
-) -> Record:
+) -> LeaseRecord:
     """Writes the file of a lease that was granted some time ago."""
     granted_s = time.clock_gettime(time.CLOCK_BOOTTIME) - granted_ago_s
     times = (granted_s, lifetime_s / 2, lifetime_s, lifetime_s)
     address = IPv4Interface("10.9.0.7/24")
     lease = Lease(address, IPv4Address("10.9.0.1"), None, (), DNS(), 0, *times)
     target = Target(2, "02:00:00:00:00:01")
-    record = Record(Owner("net", container_id, "eth0", "/run/netns/pod", "", b"{}"), target, boot, lease, None)
+    record = LeaseRecord(Owner("net", container_id, "eth0", "/run/netns/pod", "", b"{}"), target, boot, lease, None)
     Store(str(directory)).write(record)
     return record
 

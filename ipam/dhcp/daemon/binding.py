@@ -27,7 +27,7 @@ from ipam.dhcp.lease import INFINITE, Lease
 from ipam.dhcp.lease6 import Lease6
 from ipam.dhcp.leases import AnyLease, result_of, without_time
 from ipam.dhcp.options import INTERFACE_MTU
-from ipam.dhcp.record import Owner, Record
+from ipam.dhcp.record import LeaseRecord, Owner
 from ipam.dhcp.router_advertisement import MTU_MIN
 from ipam.dhcp.store import Store
 from process.loop import Loop, Timer, now
@@ -131,7 +131,7 @@ class Binding:
             if self._waiting:  # none of them has failed
                 session.start()
 
-    def resume(self, record: Record) -> None:
+    def resume(self, record: LeaseRecord) -> None:
         """Continues to maintain stored leases after a restart of the daemon, or releases them.
 
         They are released if a DEL has left a note, or if the interface was deleted meanwhile.
@@ -342,11 +342,11 @@ class Binding:
                 mtus.append(max(lease.mtu, MTU_MIN) if lease.mtu and self._conf.ipv6_mode else lease.mtu)
         return min((mtu for mtu in mtus if mtu), default=0)
 
-    def _record(self) -> Record:
+    def _record(self) -> LeaseRecord:
         assert self._place is not None
         stored = self._lost | self._leases
         ipv4, ipv6 = stored.get(4), stored.get(6)
-        return Record(
+        return LeaseRecord(
             owner=self.owner,
             target=self._place.target,
             boot_id=self._settings.boot_id,

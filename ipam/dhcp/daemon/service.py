@@ -16,7 +16,7 @@ from cni.errors import CniError
 from cni.result import Result
 from ipam.dhcp import conf as dhcp_conf
 from ipam.dhcp.daemon.binding import Binding, Settings, log
-from ipam.dhcp.record import Owner, Record
+from ipam.dhcp.record import LeaseRecord, Owner
 from ipam.dhcp.rpc import ALLOCATE, CHECK, RELEASE, CallArgs
 from process.loop import Loop
 
@@ -38,7 +38,7 @@ class Service:
         """Resumes all stored leases; logs files that cannot be read, and leaves them. Raises OSError."""
         self._settings.store.delete_drafts()
         for record in self._settings.store.read_all():
-            if not isinstance(record, Record):
+            if not isinstance(record, LeaseRecord):
                 log(record.path, f"cannot read the lease, ignoring it: {record.problem}")
                 continue
             owner = record.owner
