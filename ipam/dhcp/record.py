@@ -16,7 +16,7 @@ from process.values import dataclass, field
 
 
 @dataclass(frozen=True)
-class Owner:
+class LeaseOwner:
     """The interface that a lease is for, by the arguments of its ADD; `stdin` is the network's configuration."""
 
     network: str
@@ -59,7 +59,7 @@ class Target:
 class LeaseRecord:
     """The stored leases of an interface."""
 
-    owner: Owner
+    owner: LeaseOwner
     target: Target
     boot_id: str
     ipv4: Lease | None
@@ -101,7 +101,7 @@ def from_json(value: object) -> LeaseRecord:
                 raise fields.error(key, "is missing")
         target, ipv4, ipv6 = fields.section("interface"), fields.raw("ipv4"), fields.raw("ipv6")
         record = LeaseRecord(
-            owner=Owner(
+            owner=LeaseOwner(
                 network=fields.string("network"),
                 container_id=fields.string("containerID"),
                 ifname=fields.string("ifname"),

@@ -15,7 +15,7 @@ from ipam.dhcp.address6 import link_local_address, slaac_address
 from ipam.dhcp.lease import INFINITE, Lease
 from ipam.dhcp.lease6 import Grant, dhcp_lease, slaac_lease
 from ipam.dhcp.leases import result_of
-from ipam.dhcp.record import LeaseRecord, Owner, Target, from_json, to_json
+from ipam.dhcp.record import LeaseOwner, LeaseRecord, Target, from_json, to_json
 from ipam.dhcp.router_advertisement import Prefix, RouterAdvertisement
 from ipam.dhcp.store import Store, UnreadableLease
 from process.values import replace
@@ -44,7 +44,7 @@ LEASE = Lease(
     server_mac="02:00:00:00:00:01",
 )
 TARGET = Target(2, "02:00:00:00:00:02", 4711, "br0", shares_mac=True)
-OWNER = Owner("net", "c1", "eth0", "/run/netns/c1", "K8S_POD_NAME=web", b'{"name": "net"}')
+OWNER = LeaseOwner("net", "c1", "eth0", "/run/netns/c1", "K8S_POD_NAME=web", b'{"name": "net"}')
 RECORD = LeaseRecord(OWNER, TARGET, "boot", LEASE, None)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from cni.result import DNS
 from ipam.dhcp.lease import INFINITE, Lease
-from ipam.dhcp.record import LeaseRecord, Owner, Target
+from ipam.dhcp.record import LeaseOwner, LeaseRecord, Target
 from ipam.dhcp.store import Store
 from kernel.boot import get_boot_id
 from podwire.doctor.node import Node
@@ -35,7 +35,9 @@ def write_lease(
     address = IPv4Interface("10.9.0.7/24")
     lease = Lease(address, IPv4Address("10.9.0.1"), None, (), DNS(), 0, *times)
     target = Target(2, "02:00:00:00:00:01")
-    record = LeaseRecord(Owner("net", container_id, "eth0", "/run/netns/pod", "", b"{}"), target, boot, lease, None)
+    record = LeaseRecord(
+        LeaseOwner("net", container_id, "eth0", "/run/netns/pod", "", b"{}"), target, boot, lease, None
+    )
     Store(str(directory)).write(record)
     return record
 

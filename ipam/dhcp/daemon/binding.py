@@ -27,7 +27,7 @@ from ipam.dhcp.lease import INFINITE, Lease
 from ipam.dhcp.lease6 import Lease6
 from ipam.dhcp.leases import AnyLease, result_of, without_time
 from ipam.dhcp.options import INTERFACE_MTU
-from ipam.dhcp.record import LeaseRecord, Owner
+from ipam.dhcp.record import LeaseOwner, LeaseRecord
 from ipam.dhcp.router_advertisement import MTU_MIN
 from ipam.dhcp.store import Store
 from process.loop import Loop, Timer, now
@@ -69,7 +69,7 @@ class Binding:
 
     def __init__(
         self,
-        owner: Owner,
+        owner: LeaseOwner,
         conf: DhcpConf,
         settings: Settings,
         loop: Loop,

@@ -16,7 +16,7 @@ from cni.errors import CniError
 from cni.result import Result
 from ipam.dhcp import conf as dhcp_conf
 from ipam.dhcp.daemon.binding import Binding, Settings, log
-from ipam.dhcp.record import LeaseRecord, Owner
+from ipam.dhcp.record import LeaseOwner, LeaseRecord
 from ipam.dhcp.rpc import ALLOCATE, CHECK, RELEASE, CallArgs
 from process.loop import Loop
 
@@ -87,7 +87,7 @@ class Service:
             binding.release()
             binding = None
         if binding is None:
-            owner = Owner(net_conf.name, args.container_id, args.ifname, args.netns, args.args, args.stdin)
+            owner = LeaseOwner(net_conf.name, args.container_id, args.ifname, args.netns, args.args, args.stdin)
             binding = self._create(owner, conf)
         try:
             binding.acquire(respond)
@@ -114,7 +114,7 @@ class Service:
         binding = self._bindings.get(_key(net_conf, args))
         respond((binding.check() if binding else "there is no lease for this interface") or None)
 
-    def _create(self, owner: Owner, conf: dhcp_conf.DhcpConf) -> Binding:
+    def _create(self, owner: LeaseOwner, conf: dhcp_conf.DhcpConf) -> Binding:
         forget = partial(self._forget, owner.key)
         binding = Binding(owner, conf, self._settings, self._loop, self._count, forget)
         self._bindings[owner.key] = binding
