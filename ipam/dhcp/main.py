@@ -20,7 +20,7 @@ from ipam.dhcp import conf as dhcp_conf
 from ipam.dhcp import rpc
 from ipam.dhcp.record import LeaseRecord
 from ipam.dhcp.rpc import ALLOCATE, CHECK, RELEASE, CallArgs, RpcError
-from ipam.dhcp.store import Store
+from ipam.dhcp.store import LeaseStore
 from process import record
 from process.stderr import one_line
 from process.undo import Undo
@@ -92,7 +92,7 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
 
     A file that cannot be read stays, and is reported: its lease may be in use. DEL of its pod deletes it.
     """
-    for lease in Store(dhcp_conf.data_dir(net_conf)).read_all(net_conf.name):
+    for lease in LeaseStore(dhcp_conf.data_dir(net_conf)).read_all(net_conf.name):
         if not isinstance(lease, LeaseRecord):
             _report(f"cannot read the lease in {lease.path}: {lease.problem}; the file stays until its pod is deleted")
             continue
@@ -111,7 +111,7 @@ def _release(args: CmdArgs, net_conf: NetConf, limit_s: float = _LIMIT_S) -> Non
         release()
     except UnreachableError as unreachable:
         try:
-            is_noted = Store(data_dir).note_release(net_conf.name, args.container_id, args.ifname)
+            is_noted = LeaseStore(data_dir).note_release(net_conf.name, args.container_id, args.ifname)
         except OSError as error:
             msg = f"{unreachable.msg}; cannot note the release: {error.strerror}"
             raise CniError(Code.IO_FAILURE, msg, unreachable.details) from error

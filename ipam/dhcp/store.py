@@ -26,7 +26,7 @@ _LEASE, _NOTE, _DRAFT = ".json", ".release", ".tmp"
 _LONG = 64  # characters: the IDs of containerd, CRI-O and podman
 
 
-class Store:
+class LeaseStore:
     """The lease files below `directory`."""
 
     def __init__(self, directory: str) -> None:

@@ -17,7 +17,7 @@ from ipam.dhcp import conf as dhcp_conf
 from ipam.dhcp.lease import INFINITE, Lease
 from ipam.dhcp.lease6 import Lease6
 from ipam.dhcp.record import LeaseRecord
-from ipam.dhcp.store import Store, UnreadableLease
+from ipam.dhcp.store import LeaseStore, UnreadableLease
 from kernel.boot import get_boot_id
 from podwire.networks import Network
 from podwire.output import format_time
@@ -110,7 +110,7 @@ def read_leases(
     unreadable: list[UnreadableLease] = []
     boot_id, now = get_boot_id().decode("ascii", "replace").strip(), time.clock_gettime(time.CLOCK_BOOTTIME)
     for directory in data_dirs:
-        store = Store(directory)
+        store = LeaseStore(directory)
         try:
             for item in store.read_all(network):
                 if isinstance(item, LeaseRecord):
@@ -122,7 +122,7 @@ def read_leases(
     return tuple(sorted(leases, key=lambda one: (one.network, one.address))), tuple(unreadable)
 
 
-def _lease(store: Store, record: LeaseRecord, lease: Lease | Lease6, boot_id: str, now: float) -> DhcpLease:
+def _lease(store: LeaseStore, record: LeaseRecord, lease: Lease | Lease6, boot_id: str, now: float) -> DhcpLease:
     owner, is_same_boot = record.owner, record.boot_id == boot_id != ""
     expires_in_s = lease.expires_at - now if is_same_boot and lease.lifetime_s != INFINITE else None
     if store.must_release(record):

@@ -17,7 +17,7 @@ from ipam.dhcp.lease6 import Grant, dhcp_lease, slaac_lease
 from ipam.dhcp.leases import result_of
 from ipam.dhcp.record import LeaseOwner, LeaseRecord, Target, from_json, to_json
 from ipam.dhcp.router_advertisement import Prefix, RouterAdvertisement
-from ipam.dhcp.store import Store, UnreadableLease
+from ipam.dhcp.store import LeaseStore, UnreadableLease
 from process.values import replace
 
 LINK_LOCAL, ROUTER = IPv6Address("fe80::ff:fe00:1"), IPv6Address("fe80::1")
@@ -70,7 +70,7 @@ def advertised(*prefixes):
 )
 def test_lease_file_is_read_as_it_was_written(record, tmp_path):
     """A lease is the same after it was written and read; the file can be read only by root, and has no draft."""
-    store = Store(str(tmp_path))
+    store = LeaseStore(str(tmp_path))
     store.write(record)
     assert list(store.read_all()) == [record]
     assert list(store.read_all("net")) == [record]
@@ -85,7 +85,7 @@ def test_lease_file_is_read_as_it_was_written(record, tmp_path):
 
 def test_text_that_is_not_utf8_is_stored(tmp_path):
     """Bytes that are not UTF-8, in the configuration or in CNI_ARGS, do not prevent the lease from being stored."""
-    store = Store(str(tmp_path))
+    store = LeaseStore(str(tmp_path))
     written, stored = (("A=\udcff", b'{"x": "\xff"}'), ("A=?", '{"x": "\ufffd"}'.encode()))
     store.write(replace(RECORD, owner=replace(OWNER, args=written[0], stdin=written[1])))
     assert list(store.read_all()) == [replace(RECORD, owner=replace(OWNER, args=stored[0], stdin=stored[1]))]
@@ -93,7 +93,7 @@ def test_text_that_is_not_utf8_is_stored(tmp_path):
 
 def test_release_without_a_lease_is_not_noted(tmp_path):
     """Without a lease there is nothing to note, and no directory is created."""
-    assert not Store(str(tmp_path / "none")).note_release("net", "c1", "eth0")
+    assert not LeaseStore(str(tmp_path / "none")).note_release("net", "c1", "eth0")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -102,7 +102,7 @@ def test_release_without_a_lease_is_not_noted(tmp_path):
 )
 def test_other_files_are_reported(content, tmp_path):
     """A file with any other content, and a directory, are UnreadableLease; other leases are read."""
-    store = Store(str(tmp_path))
+    store = LeaseStore(str(tmp_path))
     store.write(RECORD)
     bad = tmp_path / "net" / "bad:eth0.json"
     if content is None:
@@ -133,7 +133,7 @@ def test_lease_file_with_unusable_values(section, changed):
 
 def test_failed_write_keeps_the_former_file(tmp_path, monkeypatch):
     """A lease that cannot be written, as on a full disk, leaves no draft; the former file stays."""
-    store = Store(str(tmp_path))
+    store = LeaseStore(str(tmp_path))
     store.write(RECORD)
 
     def fail(_):
@@ -148,7 +148,7 @@ def test_failed_write_keeps_the_former_file(tmp_path, monkeypatch):
 
 def test_drafts_of_a_killed_daemon_are_deleted(tmp_path):
     """A draft is deleted, and so is the directory of a network without leases."""
-    store = Store(str(tmp_path))
+    store = LeaseStore(str(tmp_path))
     (tmp_path / "net").mkdir()
     (tmp_path / "net" / "c1:eth0.json.tmp").write_text("{")
     store.delete_drafts()

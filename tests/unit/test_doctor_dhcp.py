@@ -10,7 +10,7 @@ import pytest
 from cni.result import DNS
 from ipam.dhcp.lease import INFINITE, Lease
 from ipam.dhcp.record import LeaseOwner, LeaseRecord, Target
-from ipam.dhcp.store import Store
+from ipam.dhcp.store import LeaseStore
 from kernel.boot import get_boot_id
 from podwire.doctor.node import Node
 from podwire.node import dhcp_leases
@@ -38,7 +38,7 @@ def write_lease(
     record = LeaseRecord(
         LeaseOwner("net", container_id, "eth0", "/run/netns/pod", "", b"{}"), target, boot, lease, None
     )
-    Store(str(directory)).write(record)
+    LeaseStore(str(directory)).write(record)
     return record
 
 
@@ -90,7 +90,7 @@ def test_states_and_ends_of_leases(tmp_path, monkeypatch):
     write_lease(tmp_path, "c", boot="another")
     write_lease(tmp_path, "d", lifetime_s=INFINITE)
     write_lease(tmp_path, "e", lifetime_s=3 * 86400)
-    Store(str(tmp_path)).note_release("net", "e", "eth0")
+    LeaseStore(str(tmp_path)).note_release("net", "e", "eth0")
     assert list_states(tmp_path) == [
         ("in 42 min", "leased"),
         ("30 s ago", "expired"),

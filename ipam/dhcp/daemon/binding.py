@@ -29,7 +29,7 @@ from ipam.dhcp.leases import AnyLease, result_of, without_time
 from ipam.dhcp.options import INTERFACE_MTU
 from ipam.dhcp.record import LeaseOwner, LeaseRecord
 from ipam.dhcp.router_advertisement import MTU_MIN
-from ipam.dhcp.store import Store
+from ipam.dhcp.store import LeaseStore
 from process.loop import Loop, Timer, now
 from process.stderr import one_line
 from process.values import replace
@@ -50,7 +50,7 @@ class Settings(NamedTuple):
     `namespaces` returns the paths of all leases' namespaces.
     """
 
-    store: Store
+    store: LeaseStore
     boot_id: str
     machine_id: str
     namespaces: Callable[[], Iterable[str]] = tuple

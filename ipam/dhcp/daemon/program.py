@@ -21,7 +21,7 @@ from ipam.dhcp.conf import DATA_DIR, SOCKET_PATH
 from ipam.dhcp.daemon.binding import Settings
 from ipam.dhcp.daemon.connections import Listener
 from ipam.dhcp.daemon.service import Service
-from ipam.dhcp.store import Store
+from ipam.dhcp.store import LeaseStore
 from kernel.boot import get_boot_id
 from process import directories, files, signals
 from process.loop import Loop
@@ -56,7 +56,7 @@ def _serve(options: argparse.Namespace) -> None:
     prefix: str = options.hostprefix
     path = prefix + options.socketpath
     settings = Settings(
-        store=Store(options.datadir),
+        store=LeaseStore(options.datadir),
         boot_id=get_boot_id().decode("ascii", "replace").strip(),
         machine_id=_machine_id(prefix),
         host_prefix=prefix,
