@@ -23,7 +23,7 @@ from cni.fields import Fields
 from cni.skel import Plugin
 from ipam.host_local import conf as host_local
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
-from ipam.host_local.store import Owners, Store, owner_of
+from ipam.host_local.store import Owners, ReservationStore, owner_of
 from podwire import attachments
 from podwire.attachments import CachedAttachment
 
@@ -117,7 +117,7 @@ class Checker:
         args = replace(cni_args.from_env({**self._env, **env}), stdin=data, delegates=self.plugins, in_process=True)
         return args, cni_conf.parse(data)
 
-    def get_owners(self, store: Store) -> Owners:
+    def get_owners(self, store: ReservationStore) -> Owners:
         """Returns the reservations of a store; raises OSError (FileNotFoundError if it was never created)."""
         if store.directory not in self._owners:
             self._owners[store.directory] = store.list_owners()
@@ -170,7 +170,7 @@ def _obstacle(one: CachedAttachment) -> tuple[str, str]:
 
 def _check_reservation(checker: Checker, args: CmdArgs, conf: NetConf) -> None:
     """Does the same as host-local's CHECK, without the store's lock."""
-    store = Store(host_local.data_dir(conf), conf.name)
+    store = ReservationStore(host_local.data_dir(conf), conf.name)
     try:
         owners = checker.get_owners(store)
     except FileNotFoundError:

@@ -24,7 +24,7 @@ from attachment.cache import Entry as CachedEntry
 from cni.address import Address, Network, parse_ip
 from cni.errors import CniError
 from ipam.host_local import grants as plugin_format
-from ipam.host_local.store import Store as Reservations
+from ipam.host_local.store import ReservationStore as Reservations
 from process import directories
 
 _SUFFIX = ".grants"

@@ -22,7 +22,7 @@ from cni.result import IPConfig
 from ipam.host_local import ranges
 from ipam.host_local.boots import is_orphaned
 from ipam.host_local.ranges import Range, RangeSet
-from ipam.host_local.store import Origins, Owners, Reservations, Store, owner_of, values
+from ipam.host_local.store import Origins, Owners, Reservations, ReservationStore, owner_of, values
 from kernel import boot
 from process.undo import Undo
 from process.values import dataclass
@@ -92,7 +92,7 @@ def allocate(
 
 
 def exhaustion_error(
-    store: Store, number: int, range_set: RangeSet, cache: Callable[[], ResultCache]
+    store: ReservationStore, number: int, range_set: RangeSet, cache: Callable[[], ResultCache]
 ) -> CniError | None:
     """Returns the error that ADD would raise for a full range set, None if an address is available."""
     if _has_room(store, number, range_set):
@@ -268,7 +268,7 @@ def _search(held: Reservations, range_set: RangeSet, last: int | None, owner: by
     return None
 
 
-def _has_room(store: Store, number: int, range_set: RangeSet) -> bool:
+def _has_room(store: ReservationStore, number: int, range_set: RangeSet) -> bool:
     """Returns whether any address of the set is free, as seen without the lock."""
     version, last = range_set.version, _last_allocated(store, number, range_set)
     next_values = (value for value, _ in islice(range_set.candidates(last), _NEXT))
@@ -280,7 +280,7 @@ def _has_room(store: Store, number: int, range_set: RangeSet) -> bool:
     return any(value not in used for value, _ in range_set.candidates(last))
 
 
-def _last_allocated(store: Store | Reservations, number: int, range_set: RangeSet) -> int | None:
+def _last_allocated(store: ReservationStore | Reservations, number: int, range_set: RangeSet) -> int | None:
     """Returns the last allocated address, None if none is stored or it is of the other family."""
     last = _parse(store.last_reserved(number))
     return int(last) if last is not None and last.version == range_set.version else None

@@ -11,7 +11,7 @@ import stat
 from ipaddress import ip_address
 from typing import NamedTuple
 
-from ipam.host_local.store import Store
+from ipam.host_local.store import ReservationStore
 
 _OTHER_FILES = re.compile(r"lock|last_reserved_ip\.(\d+)")
 
@@ -31,7 +31,7 @@ class ReservationFile(NamedTuple):
     unreadable: bool = False
 
 
-def list_reservations(store: Store) -> list[ReservationFile]:
+def list_reservations(store: ReservationStore) -> list[ReservationFile]:
     """Returns all reservation files, ordered by address; raises OSError."""
     files = []
     for name in sorted(store.names(), key=_sort_key):
@@ -47,7 +47,7 @@ def list_reservations(store: Store) -> list[ReservationFile]:
     return files
 
 
-def read_other_files(store: Store) -> tuple[dict[int, str], list[str]]:
+def read_other_files(store: ReservationStore) -> tuple[dict[int, str], list[str]]:
     """Returns the content of each `last_reserved_ip.N`, and the names of foreign files; raises OSError."""
     last, foreign, known = {}, [], set(store.names())
     for name in sorted(os.listdir(store.directory)):
@@ -59,7 +59,7 @@ def read_other_files(store: Store) -> tuple[dict[int, str], list[str]]:
     return last, foreign
 
 
-def list_unindexed(store: Store) -> list[str]:
+def list_unindexed(store: ReservationStore) -> list[str]:
     """Returns the reservations that are missing in an index that seems complete; raises OSError.
 
     Returns [] if the index is stale, or becomes stale while the reservations are read.

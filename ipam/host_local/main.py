@@ -17,7 +17,7 @@ from cni.skel import Plugin
 from ipam.host_local import allocator, pools, resolv
 from ipam.host_local import conf as host_local_conf
 from ipam.host_local.allocator import attachment_of
-from ipam.host_local.store import Reservations, Store, owner_of
+from ipam.host_local.store import Reservations, ReservationStore, owner_of
 from process.undo import Undo
 
 
@@ -25,7 +25,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     """Reserves one address of each range set, or with "pool" of each IP version of the pool."""
     conf = host_local_conf.parse(net_conf, args)
     dns = resolv.read(conf.resolv_conf) if conf.resolv_conf else DNS()
-    store = Store(conf.data_dir, net_conf.name)
+    store = ReservationStore(conf.data_dir, net_conf.name)
     attachment = Attachment(args.container_id, args.ifname)
     cache = partial(ResultCache.read, net_conf.name)
     with Undo() as undo:
@@ -46,7 +46,7 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     Then raises the error of two addresses of a family, as the reference plugin. Invalid ranges and CNI_ARGS are
     not errors here.
     """
-    with Store(host_local_conf.data_dir(net_conf), net_conf.name).locked() as held:
+    with ReservationStore(host_local_conf.data_dir(net_conf), net_conf.name).locked() as held:
         for owner in (owner_of(args.container_id, args.ifname), owner_of(args.container_id, "")):
             names = held.find(owner)
             for name in names:
@@ -65,7 +65,7 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
 def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
     """Checks that the attachment has an address, any one, as the reference plugin does; raises CniError(999)."""
     conf = host_local_conf.parse(net_conf, args)
-    with Store(conf.data_dir, net_conf.name).locked() as held:
+    with ReservationStore(conf.data_dir, net_conf.name).locked() as held:
         names = held.find(owner_of(args.container_id, args.ifname)) or held.find(owner_of(args.container_id, ""))
     if not names:
         raise CniError(
@@ -81,7 +81,7 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
     Keeps reservations that are younger than the list, if the caller says when it was listed: pods start meanwhile.
     """
     listed_at_ns = net_conf.fields.integer(LISTED_AT, minimum=0)
-    store = Store(host_local_conf.data_dir(net_conf), net_conf.name)
+    store = ReservationStore(host_local_conf.data_dir(net_conf), net_conf.name)
     try:
         if not store.exists():
             return
@@ -112,7 +112,7 @@ def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
         )
     sets = host_local_conf.range_sets(net_conf)  # may be empty: STATUS does not contain the ranges of the runtime
     pool, data_dir = net_conf.fields.section("ipam").string("pool"), host_local_conf.data_dir(net_conf)
-    store = Store(data_dir, net_conf.name)
+    store = ReservationStore(data_dir, net_conf.name)
     cache = partial(ResultCache.read, net_conf.name)
     try:
         if pool:
@@ -128,7 +128,7 @@ def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
         raise failure
 
 
-def _release_all(store: Store, names: list[str], owner: bytes) -> None:
+def _release_all(store: ReservationStore, names: list[str], owner: bytes) -> None:
     with store.locked() as held:
         for name in names:
             held.release(name, owner)

@@ -17,7 +17,7 @@ from ipam.host_local import allocator, grants
 from ipam.host_local.allocator import ExhaustedError
 from ipam.host_local.conf import HostLocalConf
 from ipam.host_local.grants import Grants, Pool
-from ipam.host_local.store import Reservations, Store
+from ipam.host_local.store import Reservations, ReservationStore
 
 _HINT = "podwire-agent claims another block, if the pool has a free one"
 
@@ -81,7 +81,7 @@ def _allocate_sticky(
         raise CniError(Code.TRY_AGAIN_LATER, msg, "the runtime runs DEL for that container") from error
 
 
-def check(store: Store, name: str, network: str, data_dir: str, cache: Callable[[], ResultCache]) -> None:
+def check(store: ReservationStore, name: str, network: str, data_dir: str, cache: Callable[[], ResultCache]) -> None:
     """Checks that the pool `name` has a free address of each IP version on this node; raises CniError(50)."""
     try:
         granted = grants.read(data_dir, network)

@@ -81,7 +81,7 @@ class StoreFiles:
         return _read_file(f"{self.directory}/last_reserved_ip.{number}").decode("ascii", "replace")
 
 
-class Store(StoreFiles):
+class ReservationStore(StoreFiles):
     """The store of `network`. Changes need `locked`."""
 
     def __init__(self, data_dir: str, network: str, *, lock_wait_s: float = flock.LOCK_WAIT_S) -> None:

@@ -17,7 +17,7 @@ from ipam.host_local import allocator
 from ipam.host_local.allocator import Usage, owners_in
 from ipam.host_local.boots import get_file_system
 from ipam.host_local.ranges import RangeSet
-from ipam.host_local.store import Store
+from ipam.host_local.store import ReservationStore
 from kernel import locks
 from kernel.netfilter import iptables_program
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
@@ -168,7 +168,7 @@ def _usable(node: Node) -> Iterator[Finding]:
             yield _FORGETFUL.finding(item.network.name, f"{store.directory} is on {kind}", fix)
 
 
-def _unusable(item: Interface, store: Store) -> Finding | None:
+def _unusable(item: Interface, store: ReservationStore) -> Finding | None:
     directory, name = _nearest(store.directory), item.network.name
     if not os.path.isdir(directory):
         return _UNUSABLE.finding(
@@ -221,10 +221,10 @@ def _age_s(pid: int) -> float | None:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(words[19]) / os.sysconf("SC_CLK_TCK")
 
 
-def _stores(node: Node) -> Iterator[tuple[Interface, Store]]:
+def _stores(node: Node) -> Iterator[tuple[Interface, ReservationStore]]:
     for item in node.interfaces:
         if item.data_dir:
-            yield item, Store(item.data_dir, item.network.name)
+            yield item, ReservationStore(item.data_dir, item.network.name)
 
 
 def _nearest(directory: str) -> str:

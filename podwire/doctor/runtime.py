@@ -13,7 +13,7 @@ from shlex import quote
 
 from attachment.presence import Presence
 from ipam.host_local import listing
-from ipam.host_local.store import Store
+from ipam.host_local.store import ReservationStore
 from podwire import attachments, runtimes
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, mount_point, types_of
@@ -201,7 +201,7 @@ def _reserved(item: Interface) -> int:
     """Returns the number of addresses in a network's store that are reserved for pods whose ADD has ended."""
     if not item.data_dir:
         return 0
-    store = Store(item.data_dir, item.network.name)
+    store = ReservationStore(item.data_dir, item.network.name)
     try:
         files = listing.list_reservations(store) if store.exists() else []
     except OSError:

@@ -21,7 +21,7 @@ from ipam.host_local.allocator import attachment_of
 from ipam.host_local.boots import Origin
 from ipam.host_local.listing import ReservationFile
 from ipam.host_local.ranges import RangeSet
-from ipam.host_local.store import Store
+from ipam.host_local.store import ReservationStore
 from plugins.tuning import backup
 from plugins.tuning import conf as tuning
 from podwire import attachments, flannel, networks
@@ -93,9 +93,9 @@ class HostLocalStore:
     foreign: tuple[str, ...] = ()
     range_sets: tuple[RangeSet, ...] = ()
 
-    def store(self) -> Store:
+    def store(self) -> ReservationStore:
         """Returns the store, for reading and releasing."""
-        return Store(self.data_dir, self.network)
+        return ReservationStore(self.data_dir, self.network)
 
     def in_use(self, range_set: RangeSet) -> int:
         """Returns how many addresses of a range set are reserved."""
@@ -245,7 +245,7 @@ def _by_name(item: tuple[tuple[str, str], object]) -> tuple[str, str]:
 
 
 def _pool(data_dir: str, network: str, sets: tuple[RangeSet, ...], unread: list[str]) -> HostLocalStore | None:
-    store = Store(data_dir, network)
+    store = ReservationStore(data_dir, network)
     try:
         if not store.exists():
             return HostLocalStore(data_dir, network, range_sets=sets) if sets else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from cni.errors import CniError, Code
-from ipam.host_local.store import Reservations, Store
+from ipam.host_local.store import Reservations, ReservationStore
 from podwire import attachments
 from podwire.node.records import Reservation
 from podwire.node.reservations import ReservationState, state_of
@@ -74,7 +74,7 @@ def release(
             accepted.append(item)
     for (data_dir, network), group in groupby(accepted, key=lambda item: (item.data_dir, item.network)):
         chosen = list(group)
-        store = Store(data_dir, network)
+        store = ReservationStore(data_dir, network)
         with signals.blocked(), store.locked() as reservations:
             running = set() if force else _get_running(cache_dir, network)
             outcomes = [_release(reservations, item, running) for item in chosen]

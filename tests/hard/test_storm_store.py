@@ -5,7 +5,7 @@ import random
 import pytest
 
 from ipam.host_local.index import Index
-from ipam.host_local.store import Store
+from ipam.host_local.store import ReservationStore
 from tests.support.process_pool import Call, ProcessPool
 
 AT_ONCE = 200  # of 253 addresses: a search must skip many
@@ -38,7 +38,7 @@ def run_all(bin_dir, reference, store, mixed):
 def assert_store(store, attached):
     """Asserts that the store, and the index if complete, contain exactly the attached containers."""
     owners = {f"{name}\r\neth0".encode(): [address] for name, address in attached.items()}
-    opened = Store(str(store), "net")
+    opened = ReservationStore(str(store), "net")
     assert opened.list_owners() == owners
     index = Index(str(store), "net", opened.directory)
     assert not index.complete or {owner: index.find(owner) for owner in owners} == owners

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from ipam.host_local.store import Store
+from ipam.host_local.store import ReservationStore
 from podwire.node import release
 from podwire.node.inspection import read_snapshot
 from podwire.node.records import Directories
@@ -130,7 +130,7 @@ def test_gone_releases_only_stale_addresses(node, sandbox, new_sandbox):
     assert done.json["kept"] == []
     assert states(node) == {running: "running", f"{NET}.15": "remark", f"{NET}.19": "new"}
     # As after DEL, the index is correct, so no scan is necessary.
-    with Store(str(node.store.parent), "podnet").locked() as held:
+    with ReservationStore(str(node.store.parent), "podnet").locked() as held:
         assert held.find(f"{stopped.name}\r\neth0".encode()) == []
         assert held.find(f"{sandbox.name}\r\neth0".encode()) == [running]
 
@@ -146,7 +146,7 @@ def test_address_of_a_running_container_is_kept(node, sandbox):
     assert node.tool("ipam", "free", pod_address, "--force").status == 0
     assert states(node) == {}
     # It was released as by DEL, so the index is still valid.
-    index = Store(str(node.store.parent), "podnet").open_index()
+    index = ReservationStore(str(node.store.parent), "podnet").open_index()
     assert index.complete
     index.close()
 

@@ -10,7 +10,7 @@ from cni.conf import Attachment
 from cni.errors import CniError
 from ipam.host_local import allocator
 from ipam.host_local.ranges import Range, RangeSet
-from ipam.host_local.store import Store
+from ipam.host_local.store import ReservationStore
 from tests.support.errors import error_of
 
 
@@ -28,7 +28,7 @@ class Net:
     """A network's store and ranges; its result cache is missing until a test writes an entry."""
 
     def __init__(self, tmp_path, *pools):
-        self.store = Store(str(tmp_path / "leases"), "net")
+        self.store = ReservationStore(str(tmp_path / "leases"), "net")
         self.results = tmp_path / "results"
         self.pools = pools
 

@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 from ipam.host_local.index import Index
-from ipam.host_local.store import Store
+from ipam.host_local.store import ReservationStore
 from tests.support import (
     bandwidth_network,
     namespaces,
@@ -105,7 +105,7 @@ def state_lines(host: Namespace, running: list[Container], tools: str = "") -> L
 def compare_store(storm: Storm) -> None:
     """Checks that reservations, index (if complete) and tuning's backups are those of the running containers."""
     expected = {f"{each.name}\r\neth0".encode(): [each.address] for each in storm.running()}
-    store = Store(str(storm.store), "storm")
+    store = ReservationStore(str(storm.store), "storm")
     owners = store.list_owners()
     if owners != expected:
         storm.add_problems(

@@ -12,7 +12,7 @@ import pytest
 
 from cni.errors import CniError
 from ipam.host_local import table as table_module
-from ipam.host_local.store import Reservations, Store
+from ipam.host_local.store import Reservations, ReservationStore
 from kernel import boot
 from tests.support.errors import failure_of
 
@@ -22,7 +22,7 @@ OWNERS = [b"%s\r\neth%d" % (name, n) for name in (b"a", b"b", b"c") for n in ran
 
 @pytest.fixture
 def net(tmp_path):
-    return Store(str(tmp_path / "leases"), "net")
+    return ReservationStore(str(tmp_path / "leases"), "net")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from cni.errors import CniError
 from ipam.host_local import store as store_module
-from ipam.host_local.store import Store, owner_of
+from ipam.host_local.store import ReservationStore, owner_of
 from process.signals import Terminated
 
 OWNER = owner_of("cid", "eth0")
@@ -19,7 +19,7 @@ OWNER = owner_of("cid", "eth0")
 
 @pytest.fixture
 def net(tmp_path):
-    return Store(str(tmp_path / "a" / "leases"), "net", lock_wait_s=60)
+    return ReservationStore(str(tmp_path / "a" / "leases"), "net", lock_wait_s=60)
 
 
 def add(net, name, owner=OWNER):
@@ -114,7 +114,7 @@ def test_unusable_path_is_named(tmp_path):
     cases = ((f"{tmp_path}/file", "net", "Not a directory"), (str(tmp_path), "n" * 300, "too long"))
     for data_dir, name, reason in cases:
         with pytest.raises(CniError, match=reason) as caught:
-            add(Store(data_dir, name), "10.1.2.2")
+            add(ReservationStore(data_dir, name), "10.1.2.2")
         assert (caught.value.code, f"{data_dir}/{name}" in caught.value.msg) == (5, True)
 
 
@@ -143,7 +143,7 @@ def holder(net):
 
 def test_wait_for_the_lock_has_a_limit(tmp_path, net, holder):
     """After the time limit the error is "try again later" and names the process that holds the lock."""
-    net = Store(os.path.dirname(net.directory), "net", lock_wait_s=0.1)
+    net = ReservationStore(os.path.dirname(net.directory), "net", lock_wait_s=0.1)
     before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(CniError, match=r"could not lock .*/net/lock within 0.1 s") as caught:
         add(net, "10.1.2.3")
@@ -198,7 +198,7 @@ FOREIGN = {"a FIFO": os.mkfifo, "a link to itself": lambda path: os.symlink(path
 @pytest.mark.parametrize("name", ["10.1.2.77", "last_reserved_ip.0"])
 def test_foreign_entries_do_not_block(tmp_path, make, name):
     """A FIFO, a looping link or a directory with one of podwire's names neither blocks nor fails a verb."""
-    store = Store(str(tmp_path), "net")
+    store = ReservationStore(str(tmp_path), "net")
     with store.locked() as held:
         make(f"{store.directory}/{name}")
         assert held.find(b"a\r\neth0") == []
@@ -219,12 +219,12 @@ def test_directories_may_be_created_in_parallel(tmp_path, monkeypatch):
             mkdir(f"{path}/net", mode)
 
     monkeypatch.setattr(os, "mkdir", mkdir_twice)
-    with Store(f"{tmp_path}/leases", "net").locked() as held:
+    with ReservationStore(f"{tmp_path}/leases", "net").locked() as held:
         assert held.reserve("10.1.2.3", b"a\r\neth0")
 
 
 def test_relative_directory_is_checked(tmp_path, monkeypatch):
     """A store below the working directory can be checked without creating it."""
     monkeypatch.chdir(tmp_path)
-    Store("a/b", "net").check_usable()
+    ReservationStore("a/b", "net").check_usable()
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from agent.pools.grants_file import State
 from agent.pools.identity import Identity
 from agent.pools.network_blocks import NetworkBlocks, NetworkOptions
 from agent.pools.space import parse_space
-from ipam.host_local.store import Store as Reservations
+from ipam.host_local.store import ReservationStore as Reservations
 from tests.pools_world.scenario import POOL, addresses, blocks_of, change_space, run, space_of
 from tests.pools_world.world import World
 

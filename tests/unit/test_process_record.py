@@ -4,7 +4,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from ipam.host_local.store import Store
+from ipam.host_local.store import ReservationStore
 from kernel import link, sysctl
 from kernel.dbus import Bus, Call, Reply
 from kernel.netfilter import conntrack, nft, nft_rule, nft_set
@@ -99,7 +99,7 @@ def test_dry_run_of_sysctls():
 
 def test_dry_run_of_reservations(tmp_path):
     """A dry run of a release keeps the reservation, other files and the index, and creates no store."""
-    store = Store(str(tmp_path / "leases"), "net")
+    store = ReservationStore(str(tmp_path / "leases"), "net")
     with store.locked() as locked:
         locked.reserve("10.1.2.3", OWNER)
     (tmp_path / "leases/net/10.1.2.9").touch()
@@ -110,7 +110,7 @@ def test_dry_run_of_reservations(tmp_path):
             assert locked.find(OWNER) == ["10.1.2.3"]
             locked.release("10.1.2.3", OWNER)
         for data_dir, name in (("other", "net"), ("leases", "unlocked")):
-            with Store(str(tmp_path / data_dir), name).locked() as locked:
+            with ReservationStore(str(tmp_path / data_dir), name).locked() as locked:
                 assert locked.find(OWNER) == []
     after = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.rglob("*") if path.is_file()}
     assert (after, (tmp_path / "other").exists()) == (before, False)
