@@ -69,7 +69,7 @@ class Saved:
     returning_mac: str = ""
 
 
-class Store:
+class BackupStore:
     """The files in one directory."""
 
     def __init__(self, data_dir: str) -> None:

@@ -28,7 +28,7 @@ from kernel.netns import Netns, NetnsMissingError
 from kernel.rtnl import Socket
 from plugins.host_device import conf as host_device_conf
 from plugins.host_device import restoration, routes, selection
-from plugins.host_device.backup import Saved, Store
+from plugins.host_device.backup import BackupStore, Saved
 from plugins.host_device.conf import HostDeviceConf
 from plugins.host_device.selection import Selection
 from process import directories, record
@@ -51,7 +51,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             result = _add_dpdk(args, net_conf, selected, undo)
         return result if conf.dns is None else replace(result, dns=conf.dns)
     with Netns(args.netns) as namespace, Socket() as host, Sandbox(namespace, args.ifname) as sandbox, Undo() as undo:
-        store = Store(conf.data_dir)
+        store = BackupStore(conf.data_dir)
         candidate = _get_device(host, selected, store)
         selection.refuse_needed(host, candidate)
         selection.refuse_shared(host, candidate.link)
@@ -106,7 +106,7 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
     Their attachments are not in `valid`. A device in an existing namespace stays: GC's list alone does not prove that
     nothing uses it.
     """
-    store = Store(host_device_conf.parse_leniently(net_conf).data_dir)
+    store = BackupStore(host_device_conf.parse_leniently(net_conf).data_dir)
     stale = [item for item in store.list_all() if item.network == net_conf.name and item.attachment not in valid]
     reclamations = (partial(_reclaim, store, item) for item in stale)
     run_all(*reclamations, store.remove_draft, partial(delegate.run_ipam, args, net_conf))
@@ -122,7 +122,7 @@ def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
 
 def cmd_reclaim(args: CmdArgs, net_conf: NetConf) -> None:
     """Restores the device of a container that is no longer running, for `podwire repair`."""
-    store = Store(host_device_conf.parse_leniently(net_conf).data_dir)
+    store = BackupStore(host_device_conf.parse_leniently(net_conf).data_dir)
     saved = store.load(Attachment(args.container_id, args.ifname))
     if saved is None or saved.network != net_conf.name or not restoration.is_of_this_boot(saved):
         return
@@ -153,7 +153,7 @@ def _add_dpdk(args: CmdArgs, net_conf: NetConf, selected: Selection, undo: Undo)
     return _with_pci_id(result, net_conf, selected.pci_id)
 
 
-def _get_device(host: Socket, selected: Selection, store: Store) -> Device:
+def _get_device(host: Socket, selected: Selection, store: BackupStore) -> Device:
     """Returns the selected device on the host; if it is in a container, the CniError names that. Raises KernelError."""
     try:
         return selection.get_device(host, selected)
@@ -196,7 +196,9 @@ def _get_state(args: CmdArgs, net_conf: NetConf, host: Socket, sandbox: Sandbox,
     )
 
 
-def _move_to_sandbox(host: Socket, sandbox: Sandbox, candidate: Device, saved: Saved, store: Store, undo: Undo) -> None:
+def _move_to_sandbox(
+    host: Socket, sandbox: Sandbox, candidate: Device, saved: Saved, store: BackupStore, undo: Undo
+) -> None:
     """Saves the device's state and moves the device into the sandbox; raises CniError, KernelError.
 
     The kernel changes name and alias after the move, so no program on the host sees a rename. It refuses a new name
@@ -246,7 +248,7 @@ def _with_pci_id(result: Result, net_conf: NetConf, pci_id: str) -> Result:
     return replace(result, interfaces=tuple(replace(item, pci_id=pci_id) for item in result.interfaces))
 
 
-def _has_renamed_device(args: CmdArgs, store: Store, sandbox: Sandbox) -> bool:
+def _has_renamed_device(args: CmdArgs, store: BackupStore, sandbox: Sandbox) -> bool:
     """Returns whether the device of this attachment, of any network, is in the sandbox under another name."""
     saved = store.load(Attachment(args.container_id, args.ifname))
     return (
@@ -261,7 +263,7 @@ def _bring_back(args: CmdArgs, network: str, conf: HostDeviceConf) -> None:
 
     Raises CniError, KernelError, OSError.
     """
-    store, attachment = Store(conf.data_dir), Attachment(args.container_id, args.ifname)
+    store, attachment = BackupStore(conf.data_dir), Attachment(args.container_id, args.ifname)
     saved = store.load(attachment)
     if saved and not restoration.is_of_this_boot(saved):
         saved = None
@@ -324,7 +326,7 @@ def _bring_back_unrecorded(host: Socket, sandbox: Sandbox, conf: HostDeviceConf)
         restoration.move_to_host(host, sandbox, candidate, item.alias, "")
 
 
-def _reclaim(store: Store, saved: Saved) -> None:
+def _reclaim(store: BackupStore, saved: Saved) -> None:
     """Restores a device that the kernel has moved back to the host, and deletes its file.
 
     The file of another device is deleted if the device was deleted with its namespace. Raises CniError, KernelError,
@@ -339,7 +341,7 @@ def _reclaim(store: Store, saved: Saved) -> None:
         _remove_file_or_warn(store, saved, is_on_host=is_on_host, is_netns_deleted=True)
 
 
-def _remove_file_or_warn(store: Store, saved: Saved, *, is_on_host: bool, is_netns_deleted: bool) -> None:
+def _remove_file_or_warn(store: BackupStore, saved: Saved, *, is_on_host: bool, is_netns_deleted: bool) -> None:
     """Deletes the file of a device that is on the host or no longer exists; prints a warning for another device.
 
     The kernel deletes virtual devices with their namespace. If a pod has moved the device to another namespace, which

@@ -20,7 +20,7 @@ from kernel.device import Device
 from kernel.link import Link
 from kernel.netns import Netns, NetnsMissingError
 from kernel.rtnl import Socket
-from plugins.host_device.backup import Saved, Store
+from plugins.host_device.backup import BackupStore, Saved
 from process.stderr import one_line
 from process.undo import Undo
 from process.values import replace
@@ -51,7 +51,7 @@ def has_namespace(saved: Saved) -> bool:
         return False
 
 
-def bring_back(host: Socket, sandbox: Sandbox, saved: Saved, store: Store | None = None) -> bool:
+def bring_back(host: Socket, sandbox: Sandbox, saved: Saved, store: BackupStore | None = None) -> bool:
     """Moves the device from the sandbox to the host and restores it; returns False if it is in neither.
 
     A device that is on the host already is only renamed and restored. `store` saves the MAC address with which the

@@ -13,7 +13,7 @@ from kernel import device
 from kernel.device import Device
 from kernel.link import Link
 from plugins.host_device import restoration
-from plugins.host_device.backup import Store
+from plugins.host_device.backup import BackupStore
 from process import files
 from process.values import replace
 
@@ -29,7 +29,7 @@ def load(tmp_path):
     def run(**keys):
         content = {**STATE, "addresses": [{**ADDRESS, **keys}]}
         (tmp_path / "c:eth0.json").write_text(json.dumps(content))
-        return Store(str(tmp_path)).load(ATTACHMENT)
+        return BackupStore(str(tmp_path)).load(ATTACHMENT)
 
     return run
 
