@@ -38,7 +38,7 @@ _MAX_ID_CHARACTERS = 200  # a file name has at most 255 bytes (NAME_MAX)
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedDevice:
     """The state of a device before ADD, and the attachment that has the device.
 
     `index` is its ifindex on the host, `container_index` the one in the container, 0 while the move is not finished.
@@ -75,17 +75,17 @@ class BackupStore:
     def __init__(self, data_dir: str) -> None:
         self.data_dir = data_dir
 
-    def load(self, attachment: Attachment) -> Saved | None:
+    def load(self, attachment: Attachment) -> SavedDevice | None:
         """Returns the state of an attachment's device, None without a valid file; raises CniError(5)."""
         saved = self._read(self._path(attachment))
         return saved if saved and saved.attachment == attachment else None
 
-    def save(self, saved: Saved, undo: Undo) -> None:
+    def save(self, saved: SavedDevice, undo: Undo) -> None:
         """Writes the file of an attachment, and pushes its deletion on `undo`; raises CniError(5)."""
         undo.push(f"remove {self._path(saved.attachment)}", partial(self.remove, saved.attachment))
         self.update(saved)
 
-    def update(self, saved: Saved) -> None:
+    def update(self, saved: SavedDevice) -> None:
         """Writes the file of an attachment; raises CniError(5)."""
         path = self._path(saved.attachment)
         try:
@@ -105,7 +105,7 @@ class BackupStore:
             with self._locked():  # unless it is being written
                 _delete(f"{self.data_dir}/{_DRAFT}")
 
-    def list_all(self) -> list[Saved]:
+    def list_all(self) -> list[SavedDevice]:
         """Returns all valid states, of all networks; raises CniError(5) if one cannot be read."""
         try:
             names = sorted(os.listdir(self.data_dir))
@@ -122,7 +122,7 @@ class BackupStore:
             container_id = sha512(container_id.encode()).hexdigest()
         return f"{self.data_dir}/{container_id}:{ifname}{_JSON}"
 
-    def _read(self, path: str) -> Saved | None:
+    def _read(self, path: str) -> SavedDevice | None:
         try:
             return _parse(files.read(path, _MAX_BYTES))
         except OSError as error:
@@ -160,7 +160,7 @@ def _unreadable(path: str, error: OSError) -> CniError:
     return CniError(Code.IO_FAILURE, f"failed to read {path}: {reason(error.errno or 0)}", "the verb can be repeated")
 
 
-def _to_json(saved: Saved) -> dict[str, object]:
+def _to_json(saved: SavedDevice) -> dict[str, object]:
     return {
         "network": saved.network,
         "containerID": saved.attachment.container_id,
@@ -186,13 +186,13 @@ def _to_json(saved: Saved) -> dict[str, object]:
     }
 
 
-def _parse(content: bytes) -> Saved:
+def _parse(content: bytes) -> SavedDevice:
     """Returns the state in a file; raises ValueError, CniError for an invalid one."""
     value = gojson.loads(content)
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
     fields = Fields(value)
-    saved = Saved(
+    saved = SavedDevice(
         network=fields.string("network"),
         attachment=Attachment(fields.string("containerID"), fields.string("ifname")),
         netns=fields.string("netns"),

@@ -28,7 +28,7 @@ from kernel.netns import Netns, NetnsMissingError
 from kernel.rtnl import Socket
 from plugins.host_device import conf as host_device_conf
 from plugins.host_device import restoration, routes, selection
-from plugins.host_device.backup import BackupStore, Saved
+from plugins.host_device.backup import BackupStore, SavedDevice
 from plugins.host_device.conf import HostDeviceConf
 from plugins.host_device.selection import Selection
 from process import directories, record
@@ -170,10 +170,10 @@ def _get_device(host: Socket, selected: Selection, store: BackupStore) -> Device
         raise
 
 
-def _get_state(args: CmdArgs, net_conf: NetConf, host: Socket, sandbox: Sandbox, candidate: Device) -> Saved:
+def _get_state(args: CmdArgs, net_conf: NetConf, host: Socket, sandbox: Sandbox, candidate: Device) -> SavedDevice:
     """Returns what DEL needs to recognize and restore the device; raises KernelError."""
     before = candidate.link
-    return Saved(
+    return SavedDevice(
         network=net_conf.name,
         attachment=Attachment(args.container_id, args.ifname),
         netns=args.netns,
@@ -197,7 +197,7 @@ def _get_state(args: CmdArgs, net_conf: NetConf, host: Socket, sandbox: Sandbox,
 
 
 def _move_to_sandbox(
-    host: Socket, sandbox: Sandbox, candidate: Device, saved: Saved, store: BackupStore, undo: Undo
+    host: Socket, sandbox: Sandbox, candidate: Device, saved: SavedDevice, store: BackupStore, undo: Undo
 ) -> None:
     """Saves the device's state and moves the device into the sandbox; raises CniError, KernelError.
 
@@ -287,7 +287,7 @@ def _bring_back(args: CmdArgs, network: str, conf: HostDeviceConf) -> None:
         store.remove(attachment)
 
 
-def _is_renamed_network(saved: Saved, network: str, conf: HostDeviceConf) -> bool:
+def _is_renamed_network(saved: SavedDevice, network: str, conf: HostDeviceConf) -> bool:
     """Returns whether the device of a file with another network's name is the one that `conf` selects.
 
     Then the network was renamed since ADD. A configuration that selects another device is another network's, whose ADD
@@ -326,7 +326,7 @@ def _bring_back_unrecorded(host: Socket, sandbox: Sandbox, conf: HostDeviceConf)
         restoration.move_to_host(host, sandbox, candidate, item.alias, "")
 
 
-def _reclaim(store: BackupStore, saved: Saved) -> None:
+def _reclaim(store: BackupStore, saved: SavedDevice) -> None:
     """Restores a device that the kernel has moved back to the host, and deletes its file.
 
     The file of another device is deleted if the device was deleted with its namespace. Raises CniError, KernelError,
@@ -341,7 +341,7 @@ def _reclaim(store: BackupStore, saved: Saved) -> None:
         _remove_file_or_warn(store, saved, is_on_host=is_on_host, is_netns_deleted=True)
 
 
-def _remove_file_or_warn(store: BackupStore, saved: Saved, *, is_on_host: bool, is_netns_deleted: bool) -> None:
+def _remove_file_or_warn(store: BackupStore, saved: SavedDevice, *, is_on_host: bool, is_netns_deleted: bool) -> None:
     """Deletes the file of a device that is on the host or no longer exists; prints a warning for another device.
 
     The kernel deletes virtual devices with their namespace. If a pod has moved the device to another namespace, which

@@ -20,7 +20,7 @@ from kernel.device import Device
 from kernel.link import Link
 from kernel.netns import Netns, NetnsMissingError
 from kernel.rtnl import Socket
-from plugins.host_device.backup import BackupStore, Saved
+from plugins.host_device.backup import BackupStore, SavedDevice
 from process.stderr import one_line
 from process.undo import Undo
 from process.values import replace
@@ -33,7 +33,7 @@ def get_life(namespace: Netns, socket: Socket) -> str:
     return f"{_boot_id()} {socket.get_namespace_cookie() or os.fstat(namespace.fileno()).st_ino}"
 
 
-def is_of_this_boot(saved: Saved) -> bool:
+def is_of_this_boot(saved: SavedDevice) -> bool:
     """Returns whether the device was moved in this boot; after a reboot all devices are on the host.
 
     If a boot ID could not be read, now or at ADD, the device counts as one of this boot.
@@ -42,7 +42,7 @@ def is_of_this_boot(saved: Saved) -> bool:
     return not boot_at_add or not boot_now or boot_at_add == boot_now
 
 
-def has_namespace(saved: Saved) -> bool:
+def has_namespace(saved: SavedDevice) -> bool:
     """Returns whether the container's namespace still exists at the path of ADD; raises CniError, KernelError."""
     try:
         with Netns(saved.netns) as namespace, Sandbox(namespace, saved.attachment.ifname) as sandbox:
@@ -51,7 +51,7 @@ def has_namespace(saved: Saved) -> bool:
         return False
 
 
-def bring_back(host: Socket, sandbox: Sandbox, saved: Saved, store: BackupStore | None = None) -> bool:
+def bring_back(host: Socket, sandbox: Sandbox, saved: SavedDevice, store: BackupStore | None = None) -> bool:
     """Moves the device from the sandbox to the host and restores it; returns False if it is in neither.
 
     A device that is on the host already is only renamed and restored. `store` saves the MAC address with which the
@@ -69,7 +69,7 @@ def bring_back(host: Socket, sandbox: Sandbox, saved: Saved, store: BackupStore 
     return True
 
 
-def restore_on_host(host: Socket, saved: Saved) -> bool:
+def restore_on_host(host: Socket, saved: SavedDevice) -> bool:
     """Renames and restores a device that the kernel moved to the host; returns False if there is none.
 
     Raises CniError(999) if its name is used, KernelError.
@@ -136,7 +136,7 @@ def refuse_used_name(host: Socket, present: str, name: str, *, index: int = 0, i
     raise internal(f'failed to move "{name}" to hostNS: file exists', details)
 
 
-def restore(host: Socket, saved: Saved) -> None:
+def restore(host: Socket, saved: SavedDevice) -> None:
     """Restores settings, state, addresses and altnames of a device on the host; prints what fails on stderr."""
     current = device.get(host, saved.name)
     if current is None:
@@ -160,7 +160,7 @@ def restore(host: Socket, saved: Saved) -> None:
         _try(partial(host.change, step))
 
 
-def find_in_sandbox(sandbox: Sandbox, saved: Saved) -> Device | None:
+def find_in_sandbox(sandbox: Sandbox, saved: SavedDevice) -> Device | None:
     """Returns the device among the links of a sandbox, whatever its name; None if it is not there.
 
     Raises KernelError.
@@ -173,7 +173,7 @@ def find_in_sandbox(sandbox: Sandbox, saved: Saved) -> Device | None:
     return _find_alike(same_kind, saved)
 
 
-def find_on_host(devices: list[Device], saved: Saved) -> Device | None:
+def find_on_host(devices: list[Device], saved: SavedDevice) -> Device | None:
     """Returns the device among the links of the host; None if it is not there.
 
     Without a permanent MAC address the device must have its index and its MAC address or alias; or, as the kernel
@@ -193,7 +193,7 @@ def find_on_host(devices: list[Device], saved: Saved) -> Device | None:
     return None
 
 
-def _find_alike(devices: list[Device], saved: Saved) -> Device | None:
+def _find_alike(devices: list[Device], saved: SavedDevice) -> Device | None:
     """Returns the device by its permanent MAC address, else by its alias, else by name and MAC address."""
     if saved.permanent_mac:
         matching = [item for item in devices if item.permanent_mac == saved.permanent_mac]

@@ -16,7 +16,7 @@ from kernel.device import Device
 from kernel.errors import reason
 from kernel.link import Link
 from kernel.rtnl import Socket
-from plugins.host_device.backup import Saved
+from plugins.host_device.backup import SavedDevice
 from plugins.host_device.conf import HostDeviceConf, no_device_error
 from process.values import dataclass
 
@@ -77,7 +77,7 @@ def get_device(socket: Socket, selection: Selection) -> Device:
     return _get_named(socket, name)
 
 
-def is_selected(conf: HostDeviceConf, saved: Saved) -> bool | None:
+def is_selected(conf: HostDeviceConf, saved: SavedDevice) -> bool | None:
     """Returns whether `conf` selects the device of `saved`; None if the configuration cannot answer that.
 
     The device is in a container, so only names and addresses of its time on the host can be compared.
@@ -135,7 +135,7 @@ def refuse_shared(socket: Socket, item: Link) -> None:
         raise invalid_conf(f'"{item.name}" has other interfaces on it: {", ".join(sorted(names))}', details)
 
 
-def _is_pci_device(bus_id: str, saved: Saved) -> bool | None:
+def _is_pci_device(bus_id: str, saved: SavedDevice) -> bool | None:
     """Returns whether the device has the PCI address; None for an ID of the auxiliary bus, which is not in the file."""
     return bus_id == saved.pci_id if sysfs.is_pci_address(bus_id) else None
 
