@@ -50,7 +50,7 @@ _INT32_MAX, _UINT32_MAX = (1 << 31) - 1, (1 << 32) - 1
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedAttributes:
     """The saved attributes, and from the note the MTU of the host end and the container's life ("" if unknown).
 
     An unreadable file has no attributes. `is_shared`: the file may be of another attachment with the same name.
@@ -82,7 +82,7 @@ class Backup:
         self._files = _Files(data_dir, network, unique)
         self._shared = _Files(data_dir, network, shared) if shared != unique else None
 
-    def load(self) -> Saved | None:
+    def load(self) -> SavedAttributes | None:
         """Returns the saved attributes, None if there are none; raises OSError if they cannot be read."""
         saved = self._load(self._files)
         if saved or not self._shared:
@@ -90,24 +90,24 @@ class Backup:
         shared = self._load(self._shared)
         return shared and replace(shared, is_shared=not shared.life)
 
-    def _load(self, files: _Files) -> Saved | None:
+    def _load(self, files: _Files) -> SavedAttributes | None:
         try:
             content, status = _read(files.path)
         except OSError as error:
             if error.errno in _FOREIGN:
-                return Saved(Attributes())
+                return SavedAttributes(Attributes())
             if error.errno in _ABSENT:
                 return None
             raise
         note = _read_note(files.note)
         original = _parse(content)
         if note is None or note.string("file") != _identity(status):
-            return Saved(original)
+            return SavedAttributes(original)
         if _attachment_of(note) != self._attachment:
             return None
-        return Saved(original, note.integer("hostMTU"), note.string("life"))
+        return SavedAttributes(original, note.integer("hostMTU"), note.string("life"))
 
-    def save(self, current: Saved, undo: Undo) -> None:
+    def save(self, current: SavedAttributes, undo: Undo) -> None:
         """Saves `current`, except values already saved in this life of the container; raises CniError(5).
 
         The undo restores the previous file and note.
@@ -117,7 +117,7 @@ class Backup:
             saved = before if before and before.life in ("", current.life) else None
             if saved:
                 host_mtu = current.host_mtu if saved.host_mtu is None else saved.host_mtu
-                current = Saved(saved.original.with_defaults(current.original), host_mtu, current.life)
+                current = SavedAttributes(saved.original.with_defaults(current.original), host_mtu, current.life)
             if current == before:
                 return
             undo.push(f"restore {self._files.path}", partial(self._restore, before))
@@ -141,7 +141,7 @@ class Backup:
             all_files.append(self._shared)
         run_all(*(partial(step, files) for files in all_files for step in (_remove_draft, _remove_noted)))
 
-    def _restore(self, before: Saved | None) -> None:
+    def _restore(self, before: SavedAttributes | None) -> None:
         """Restores file and note; raises OSError."""
         _delete(self._files.draft)
         if before is None or not before.life:
@@ -151,7 +151,7 @@ class Backup:
         else:
             _delete(self._files.path)
 
-    def _put(self, saved: Saved) -> None:
+    def _put(self, saved: SavedAttributes) -> None:
         """Writes file and note, in an order that never attributes either to another attachment; raises OSError."""
         status = _write(self._files.draft, gojson.dumps(_members(saved.original), indent=1))
         if saved.life:

@@ -22,7 +22,7 @@ from kernel.rtnl import Socket
 from plugins.tuning import allowlist, attributes, backup, ends, sysctls
 from plugins.tuning import conf as tuning_conf
 from plugins.tuning.attributes import Attributes
-from plugins.tuning.backup import Backup, Saved
+from plugins.tuning.backup import Backup, SavedAttributes
 from plugins.tuning.conf import TuningConf
 from plugins.tuning.ends import End, Ends
 from process import directories
@@ -172,9 +172,9 @@ def _ends(stack: ExitStack, namespace: Netns, args: CmdArgs, conf: TuningConf) -
     return both_ends
 
 
-def _current(both_ends: Ends, configured: Attributes) -> Saved:
+def _current(both_ends: Ends, configured: Attributes) -> SavedAttributes:
     host_mtu = both_ends.host_end.link.mtu if both_ends.host_end else None
-    return Saved(attributes.of_link(both_ends.container_end.link).only(configured), host_mtu, both_ends.life)
+    return SavedAttributes(attributes.of_link(both_ends.container_end.link).only(configured), host_mtu, both_ends.life)
 
 
 def _change(end: End, configured: Attributes, undo: Undo) -> None:
@@ -183,7 +183,7 @@ def _change(end: End, configured: Attributes, undo: Undo) -> None:
     end.change(configured)
 
 
-def _restore(both_ends: Ends, saved: Saved) -> None:
+def _restore(both_ends: Ends, saved: SavedAttributes) -> None:
     _attempt(both_ends.container_end, saved.original)
     if both_ends.host_end and saved.host_mtu:
         _attempt(both_ends.host_end, Attributes(mtu=saved.host_mtu))

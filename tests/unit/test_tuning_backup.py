@@ -13,13 +13,13 @@ from cni.conf import Attachment
 from cni.errors import CniError
 from plugins.tuning import backup as backup_module
 from plugins.tuning.attributes import Attributes
-from plugins.tuning.backup import Backup, Saved, collect, list_attachments
+from plugins.tuning.backup import Backup, SavedAttributes, collect, list_attachments
 from process.undo import Undo
 from process.values import replace
 from tests.support.errors import failure_of
 
 MAC = bytes([2, 0, 0, 0, 0, 1])
-WHOLE = Saved(Attributes(MAC, False, 1500, False, 1000), 1500, "boot 7 2")
+WHOLE = SavedAttributes(Attributes(MAC, False, 1500, False, 1000), 1500, "boot 7 2")
 DRAFT = f"~{sha512(b'net').hexdigest()[:16]}_"
 TEXT = '{\n "mac": "02:00:00:00:00:01",\n "promisc": false,\n "mtu": 1500,\n "allmulti": false,\n "txQLen": 1000\n}'
 
@@ -58,13 +58,13 @@ def test_backup_is_saved_loaded_and_removed(backup, tmp_path):
 
 def test_first_values_are_kept(backup):
     """A further save in the same life of the container only adds missing values; one in another life replaces all."""
-    save(backup, Saved(Attributes(mtu=9000), None, "a"))
-    save(backup, Saved(Attributes(mtu=1500, tx_queue=7), 4000, "a"))
-    assert backup.load() == Saved(Attributes(mtu=9000, tx_queue=7), 4000, "a")
-    save(backup, Saved(Attributes(mtu=1), 1, "a"))
-    assert backup.load() == Saved(Attributes(mtu=9000, tx_queue=7), 4000, "a")
-    save(backup, Saved(Attributes(mtu=1), None, "b"))
-    assert backup.load() == Saved(Attributes(mtu=1), None, "b")
+    save(backup, SavedAttributes(Attributes(mtu=9000), None, "a"))
+    save(backup, SavedAttributes(Attributes(mtu=1500, tx_queue=7), 4000, "a"))
+    assert backup.load() == SavedAttributes(Attributes(mtu=9000, tx_queue=7), 4000, "a")
+    save(backup, SavedAttributes(Attributes(mtu=1), 1, "a"))
+    assert backup.load() == SavedAttributes(Attributes(mtu=9000, tx_queue=7), 4000, "a")
+    save(backup, SavedAttributes(Attributes(mtu=1), None, "b"))
+    assert backup.load() == SavedAttributes(Attributes(mtu=1), None, "b")
 
 
 def test_failed_add_restores_the_previous_backup(backup, tmp_path):
@@ -76,14 +76,18 @@ def test_failed_add_restores_the_previous_backup(backup, tmp_path):
             backup.save(WHOLE, undo)
             raise OSError(errno.EIO, "later")
 
-    for before in (None, Saved(Attributes(mtu=9), 9, "other"), Saved(Attributes(mtu=9), None, WHOLE.life)):
+    for before in (
+        None,
+        SavedAttributes(Attributes(mtu=9), 9, "other"),
+        SavedAttributes(Attributes(mtu=9), None, WHOLE.life),
+    ):
         if before:
             save(backup, before)
         assert failure_of(fail, OSError)
         assert backup.load() == before
     reference_file.write_text('{"mtu": 7}')
     assert failure_of(fail, OSError)
-    assert backup.load() == Saved(Attributes(mtu=7))
+    assert backup.load() == SavedAttributes(Attributes(mtu=7))
     assert read_files(tmp_path).keys() == {"tuning/cid_eth0.json"}
 
 
@@ -93,7 +97,7 @@ def test_rewritten_file_has_no_valid_note(backup, tmp_path):
     for write in (lambda: path.write_text(TEXT), lambda: (path.unlink(), path.write_text(TEXT))):
         save(backup, WHOLE)
         write()
-        assert backup.load() == Saved(WHOLE.original)
+        assert backup.load() == SavedAttributes(WHOLE.original)
         backup.remove()
 
 
@@ -108,7 +112,7 @@ def test_links_and_fifos_are_not_opened(backup, tmp_path, create):
         path = tmp_path / "above" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         create(target, path)
-        assert backup.load() in (None, Saved(Attributes()))
+        assert backup.load() in (None, SavedAttributes(Attributes()))
         failure_of(lambda: save(backup, WHOLE), CniError)
         assert target.read_text() == TEXT
         backup.remove()
@@ -140,7 +144,7 @@ def test_attachments_with_the_same_name_in_the_reference_plugin(tmp_path):
     """Saving, loading, removing and collecting one backup does not affect the other."""
     data_dir = str(tmp_path / "tuning")
     backups = [Backup(data_dir, "net", *attachment) for attachment in SAME_NAME]
-    saved = [Saved(Attributes(mtu=mtu), None, f"life {mtu}") for mtu in (1400, 9000)]
+    saved = [SavedAttributes(Attributes(mtu=mtu), None, f"life {mtu}") for mtu in (1400, 9000)]
     for backup, values in zip(backups, saved, strict=True):
         save(backup, values)
     assert [backup.load() for backup in backups] == saved
@@ -177,7 +181,7 @@ def test_reference_file_with_a_shared_name(tmp_path):
     data_dir, shared = str(tmp_path), tmp_path / "a_b_c.json"
     shared.write_text('{"mtu": 7}')
     one, other = (Backup(data_dir, "net", *attachment) for attachment in SAME_NAME)
-    assert one.load() == other.load() == Saved(Attributes(mtu=7), is_shared=True)
+    assert one.load() == other.load() == SavedAttributes(Attributes(mtu=7), is_shared=True)
     save(one, WHOLE)
     assert one.load() == WHOLE
     for _ in range(2):
@@ -229,7 +233,7 @@ def test_values_that_the_kernel_would_refuse_are_not_restored(backup, tmp_path):
             loaded.append(backup.load().original)
         assert loaded == [expected, Attributes()]
     backup.remove()
-    for value, saved in ((2**31 - 1, replace(WHOLE, host_mtu=2**31 - 1)), (2**31, Saved(WHOLE.original))):
+    for value, saved in ((2**31 - 1, replace(WHOLE, host_mtu=2**31 - 1)), (2**31, SavedAttributes(WHOLE.original))):
         save(backup, WHOLE)
         note.write_text(json.dumps({**json.loads(note.read_text()), "hostMTU": value}))
         assert backup.load() == saved
@@ -242,9 +246,9 @@ def test_any_bytes_can_be_loaded(tmp_path_factory, data):
     backup = Backup(str(directory / "tuning"), "net", "cid", "eth0")
     save(backup, WHOLE)
     (directory / "tuning.podwire/cid_eth0.json").write_bytes(data)
-    assert backup.load() == Saved(WHOLE.original)
+    assert backup.load() == SavedAttributes(WHOLE.original)
     (directory / "tuning/cid_eth0.json").write_bytes(data)
-    assert backup.load() == Saved(Attributes())
+    assert backup.load() == SavedAttributes(Attributes())
     collect(str(directory / "tuning"), "net", [])
     backup.remove()
     assert backup.load() is None
