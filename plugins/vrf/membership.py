@@ -32,7 +32,7 @@ _RTPROT_KERNEL, _RTPROT_RA = 2, 9  # linux/rtnetlink.h
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedInterface:
     """Addresses and routes of an interface before the move, without those that the kernel adds again.
 
     `addresses` are those that the kernel may remove: IPv6, without link-local ones. `routes` have a next hop through
@@ -57,19 +57,19 @@ class Destination:
 MAIN = Destination(0, "", TABLE_MAIN)
 
 
-def save(interface: Link, addresses: Sequence[AddressCopy], routes: Sequence[TableRoute]) -> Saved:
+def save(interface: Link, addresses: Sequence[AddressCopy], routes: Sequence[TableRoute]) -> SavedInterface:
     """Returns what a move of the interface has to add again. Pure."""
     used = [item for item in routes if item.type == UNICAST and interface.index in item.indexes]
     connected = {item.dst for item in used if item.table == TABLE_MAIN and _protocol(item) == _RTPROT_KERNEL}
     networks = [copy.connected_network for copy in addresses] if interface.is_up else []
-    return Saved(
+    return SavedInterface(
         tuple(copy for copy in addresses if copy.is_lost),
         tuple(item for item in used if _protocol(item) not in (_RTPROT_KERNEL, _RTPROT_RA)),
         tuple(dict.fromkeys(network for network in networks if network and network not in connected)),
     )
 
 
-def move(sandbox: Sandbox, interface: Link, saved: Saved, to: Destination) -> None:
+def move(sandbox: Sandbox, interface: Link, saved: SavedInterface, to: Destination) -> None:
     """Makes the interface a port of a VRF device, or of none, and adds its addresses and routes again.
 
     Returns when the IPv6 addresses are usable, which routes with a source address need. Raises KernelError, and
@@ -93,7 +93,7 @@ def move(sandbox: Sandbox, interface: Link, saved: Saved, to: Destination) -> No
                 socket.change(*requests)
 
 
-def _route_requests(interface: Link, saved: Saved, to: Destination) -> Iterator[Request]:
+def _route_requests(interface: Link, saved: SavedInterface, to: Destination) -> Iterator[Request]:
     """Yields the requests that add routes again, those without gateways first: gateways must be reachable.
 
     Each request adds its route before others to the same destination, so the order is reversed. Of a route with next
@@ -144,7 +144,7 @@ def _operstate(socket: Socket, interface: Link) -> int:
     return current.operstate
 
 
-def _wait_usable(sandbox: Sandbox, interface: Link, saved: Saved) -> None:
+def _wait_usable(sandbox: Sandbox, interface: Link, saved: SavedInterface) -> None:
     """Waits for notifications until each IPv6 address that was usable before is usable again.
 
     Link-local addresses do not count: on some devices the kernel adds them much later, and no route needs them.
