@@ -59,7 +59,7 @@ def list_learned(socket: Socket) -> list[Neighbour]:
     return entries
 
 
-class Entry(NamedTuple):
+class NeighbourEntry(NamedTuple):
     """An entry of any state: `mac` is b"" if the neighbour did not answer, or for a proxy entry (`is_proxy`)."""
 
     ifindex: int
@@ -114,7 +114,7 @@ class ForwardingEntry(NamedTuple):
         return bool(self.state & NUD_PERMANENT)
 
 
-def list_entries(socket: Socket) -> list[Entry]:
+def list_entries(socket: Socket) -> list[NeighbourEntry]:
     """Returns all entries of all links, then the proxy entries; raises KernelError."""
     entries = []
     for flags in (0, _NTF_PROXY):
@@ -124,7 +124,9 @@ def list_entries(socket: Socket) -> list[Entry]:
             if packed and message["family"] in _FAMILIES.values():
                 mac = message.get_attr("NDA_LLADDR") or b""
                 is_proxy = bool(message["flags"] & _NTF_PROXY)
-                entries.append(Entry(message["ifindex"], route.address_of(packed), mac, message["state"], is_proxy))
+                entries.append(
+                    NeighbourEntry(message["ifindex"], route.address_of(packed), mac, message["state"], is_proxy)
+                )
     return entries
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from shlex import quote
 
 from cni.address import format_mac
-from kernel.neighbour import Entry
+from kernel.neighbour import NeighbourEntry
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
 from podwire.doctor.pods import VethPod, list_pods, list_uplinks, port_of_mac
@@ -76,7 +76,7 @@ def _entries(node: Node) -> Iterator[Finding]:
             yield _WRONG.finding(subject, text, fix)
 
 
-def duplicate_advice(node: Node, pod: VethPod, entry: Entry) -> str:
+def duplicate_advice(node: Node, pod: VethPod, entry: NeighbourEntry) -> str:
     """Returns advice for a learned entry whose MAC address answers on the pods' bridge: a deleted one comes back."""
     port = "" if entry.is_permanent else port_of_mac(node, pod, entry.mac)
     if not port:

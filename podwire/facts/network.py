@@ -142,7 +142,7 @@ class NetworkFacts:
         return queues.list_queues(self.socket)
 
     @cached_property
-    def neighbours(self) -> tuple[neighbour.Entry, ...]:
+    def neighbours(self) -> tuple[neighbour.NeighbourEntry, ...]:
         """The neighbour entries."""
         return tuple(neighbour.list_entries(self.socket))
 

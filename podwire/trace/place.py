@@ -24,7 +24,7 @@ class Place(NetworkFacts):
     def __str__(self) -> str:
         return self.name
 
-    def neighbour(self, index: int, of: Address) -> neighbour.Entry | None:
+    def neighbour(self, index: int, of: Address) -> neighbour.NeighbourEntry | None:
         """Returns the present neighbour entry of an address on an interface, None without one."""
         entries = neighbour.list_entries(self.socket)
         return next((one for one in entries if (one.ifindex, one.address) == (index, of) and not one.is_proxy), None)
