@@ -23,7 +23,7 @@ RESULTS_DIR = "/var/lib/cni/results"
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """A cached attachment: its network, its namespace path ("" if unknown), and the content of its file."""
 
     path: str
@@ -49,7 +49,7 @@ class Entry:
         return self.presence is not Presence.GONE
 
 
-def read_entries(directory: str = RESULTS_DIR, network: str = "") -> Iterator[Entry]:
+def read_entries(directory: str = RESULTS_DIR, network: str = "") -> Iterator[CacheEntry]:
     """Yields the cached attachments of `network`, or ("") of all networks, ordered by file name.
 
     Skips unreadable files and files of an old format (the bare result); without a directory there are none.
@@ -60,7 +60,7 @@ def read_entries(directory: str = RESULTS_DIR, network: str = "") -> Iterator[En
             yield entry
 
 
-def read_entry(path: str) -> Entry | None:
+def read_entry(path: str) -> CacheEntry | None:
     """Reads one file of the cache; None if it is missing, unreadable or of an old format."""
     try:
         value = gojson.loads(files.read(path, gojson.MAX_BYTES))
@@ -70,7 +70,7 @@ def read_entry(path: str) -> Entry | None:
         return None
     attachment = Attachment(str(value.get("containerId")), str(value.get("ifName")))
     netns = str(value.get("netns") or "") or _netns_in_result(value.get("result"), attachment.ifname)
-    return Entry(path, str(value.get("networkName")), attachment, netns, value)
+    return CacheEntry(path, str(value.get("networkName")), attachment, netns, value)
 
 
 @dataclass(frozen=True)

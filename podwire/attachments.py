@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from attachment import cache
-from attachment.cache import Entry
+from attachment.cache import CacheEntry
 from attachment.presence import Presence
 from cni.conf import Attachment
 from cni.errors import CniError, Code
@@ -157,7 +157,7 @@ def read(path: str) -> CachedAttachment | None:
     return _from_entry(entry) if entry else None
 
 
-def _from_entry(entry: Entry) -> CachedAttachment:
+def _from_entry(entry: CacheEntry) -> CachedAttachment:
     capability_args = entry.content.get("capabilityArgs")
     return CachedAttachment(
         entry.path,
@@ -172,7 +172,7 @@ def _from_entry(entry: Entry) -> CachedAttachment:
     )
 
 
-def _network(entry: Entry) -> Network | None:
+def _network(entry: CacheEntry) -> Network | None:
     """Returns the configuration that ADD had (base64 in the file); None if it cannot be read."""
     text = entry.content.get("config")
     try:

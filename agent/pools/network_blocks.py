@@ -20,7 +20,7 @@ from agent.pools import grants_file
 from agent.pools.grants_file import NO_TOKEN, Entry, Grants, State
 from agent.pools.identity import Identity
 from attachment.cache import RESULTS_DIR, read_entries
-from attachment.cache import Entry as CachedEntry
+from attachment.cache import CacheEntry as CachedEntry
 from cni.address import Address, Network, parse_ip
 from cni.errors import CniError
 from ipam.host_local import grants as plugin_format
