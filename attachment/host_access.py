@@ -24,7 +24,7 @@ from hashlib import sha512
 from typing import NamedTuple
 
 from attachment import host_routes
-from attachment.host_routes import Owner
+from attachment.host_routes import RouteOwner
 from attachment.master import MasterOptions
 from attachment.repair import repair_if_missing
 from attachment.sandbox import Sandbox, attachment_ips
@@ -247,7 +247,7 @@ def _refuse_other_links(links: AccessLinks, routes: Iterable[TableRoute]) -> Non
                 )
 
 
-def _roll_back(owner: Owner, pod_ips: list[Address], replaced: list[TableRoute]) -> None:
+def _roll_back(owner: RouteOwner, pod_ips: list[Address], replaced: list[TableRoute]) -> None:
     """Deletes an attachment's routes, restores those that they replaced, and deletes host links without routes."""
     with Socket() as host, _locked():
         created = _routes_of(owner, host_routes.list_marked(host), pod_ips)
@@ -295,7 +295,7 @@ def _write_parameters(name: str) -> None:
 
 
 def _host_requests(
-    host_link: Link, pod_ips: Iterable[Address], node_ips: list[Address], owner: Owner
+    host_link: Link, pod_ips: Iterable[Address], node_ips: list[Address], owner: RouteOwner
 ) -> Iterator[Request]:
     """Yields requests that route the pod's addresses through the host link, with the node's address as source."""
     for pod_ip in pod_ips:
@@ -317,7 +317,7 @@ def _list_stale_routes(links: AccessLinks) -> list[TableRoute]:
     return [item for item in listed if item.is_through(links.container_link) and item.dst not in node_ips]
 
 
-def _routes_of(owner: Owner, routes: Iterable[TableRoute], pod_ips: Iterable[Address]) -> list[TableRoute]:
+def _routes_of(owner: RouteOwner, routes: Iterable[TableRoute], pod_ips: Iterable[Address]) -> list[TableRoute]:
     """Returns those of `routes` that an attachment owns: to `pod_ips`, or if there are none to any address."""
     destinations = host_routes.destinations_of(pod_ips)
     owned = [item for item in routes if host_routes.owner_of(item) == owner]
@@ -370,7 +370,7 @@ def _compute_mac(master: Link) -> bytes:
     return bytes(mac)
 
 
-def _owner(net_conf: NetConf, args: CmdArgs) -> Owner:
+def _owner(net_conf: NetConf, args: CmdArgs) -> RouteOwner:
     return host_routes.compute_owner(net_conf.name, Attachment(args.container_id, args.ifname))
 
 

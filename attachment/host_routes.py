@@ -25,31 +25,31 @@ from kernel.rtnl import Request, Socket
 _PROTOCOL = 112  # the kernel and routing daemons use other numbers (linux/rtnetlink.h)
 
 
-class Owner(NamedTuple):
+class RouteOwner(NamedTuple):
     """The hashes of an attachment's network, and of its container ID and interface name."""
 
     network: int
     attachment: int
 
 
-def compute_owner(network: str, attachment: Attachment) -> Owner:
+def compute_owner(network: str, attachment: Attachment) -> RouteOwner:
     """Returns the hashes that mark the routes to an attachment."""
-    return Owner(_hash(network), _hash("/".join(attachment)))
+    return RouteOwner(_hash(network), _hash("/".join(attachment)))
 
 
-def owner_of(item: TableRoute) -> Owner:
+def owner_of(item: TableRoute) -> RouteOwner:
     """Returns the owner of one of the host's routes, from its marks."""
-    return Owner(item.congestion_window, item.metric)
+    return RouteOwner(item.congestion_window, item.metric)
 
 
-def is_of_network(owner: Owner, network: str) -> bool:
+def is_of_network(owner: RouteOwner, network: str) -> bool:
     """Returns whether an owner is an attachment of a network."""
     return owner.network == _hash(network)
 
 
-def list_owners(host: Socket) -> dict[int, set[Owner]]:
+def list_owners(host: Socket) -> dict[int, set[RouteOwner]]:
     """Returns the owners of the routes through each host link, by its ifindex; raises KernelError."""
-    owners: dict[int, set[Owner]] = {}
+    owners: dict[int, set[RouteOwner]] = {}
     for item in list_marked(host):
         for index in item.indexes:
             owners.setdefault(index, set()).add(owner_of(item))
@@ -62,7 +62,7 @@ def list_marked(socket: Socket) -> list[TableRoute]:
     return [item for item in listed if item.values["proto"] == _PROTOCOL]
 
 
-def add_request(through: Link, dst: Address, source: Address | None = None, owner: Owner | None = None) -> Request:
+def add_request(through: Link, dst: Address, source: Address | None = None, owner: RouteOwner | None = None) -> Request:
     """Returns a request that adds a route to one address through a link; `owner` is None in a pod."""
     item = route_copy.build_route(
         through,

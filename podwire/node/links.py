@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from attachment import host_access, host_routes
-from attachment.host_routes import Owner
+from attachment.host_routes import RouteOwner
 from attachment.sandbox import Sandbox
 from cni.address import Address, Cidr
 from cni.errors import CniError
@@ -52,7 +52,7 @@ class Kernel:
     addresses: Mapping[int, tuple[Cidr, ...]] = field(default_factory=dict)
     namespaces: Mapping[str, NetworkNamespace] = field(default_factory=dict)
     limits: Mapping[int, int] = field(default_factory=dict)
-    host_links: Mapping[Link, frozenset[Owner]] = field(default_factory=dict)
+    host_links: Mapping[Link, frozenset[RouteOwner]] = field(default_factory=dict)
     unseen: tuple[str, ...] = ()
     altnames: Mapping[str, str] = field(default_factory=dict)
 
@@ -149,7 +149,7 @@ def read_kernel(paths: Iterable[str]) -> Kernel:
     return Kernel(links, addresses, namespaces, limits, host_links, tuple(unseen), altnames)
 
 
-def _host_links(host: Socket, links: Iterable[Link]) -> dict[Link, frozenset[Owner]]:
+def _host_links(host: Socket, links: Iterable[Link]) -> dict[Link, frozenset[RouteOwner]]:
     host_links = [item for item in links if host_access.is_host_link(item)]
     owners = host_routes.list_owners(host) if host_links else {}
     return {item: frozenset(owners.get(item.index, ())) for item in host_links}
