@@ -22,7 +22,7 @@ _WORD_MAX = 100  # of 255 bytes for the whole alias (IFALIASZ, linux/if.h)
 
 
 @dataclass(frozen=True)
-class Owner:
+class IfbOwner:
     """An attachment, which has one ifb at most."""
 
     network: str
@@ -43,7 +43,7 @@ class Owner:
         return " ".join((_MARK, _word(self.network), _word(self.container_id), self.ifname))
 
 
-def select_ifbs(owner: Owner, links: Iterable[Link | None]) -> list[Link]:
+def select_ifbs(owner: IfbOwner, links: Iterable[Link | None]) -> list[Link]:
     """Returns the ifbs of `owner` among `links`, all of which have one of the owner's names.
 
     The reference plugin created an ifb without an alias. It is selected only if no ifb has the owner's alias: otherwise
@@ -55,7 +55,7 @@ def select_ifbs(owner: Owner, links: Iterable[Link | None]) -> list[Link]:
 
 def stale_ifbs(network: str, valid: Iterable[Attachment], links: Iterable[Link]) -> list[Link]:
     """Returns the ifbs whose alias names an attachment of `network` that is not in `valid`."""
-    valid_words = [_words(Owner(network, *item)) for item in valid]
+    valid_words = [_words(IfbOwner(network, *item)) for item in valid]
     stale = []
     for link in links:
         mark, *words = link.alias.split(" ")
@@ -65,13 +65,13 @@ def stale_ifbs(network: str, valid: Iterable[Attachment], links: Iterable[Link])
     return stale
 
 
-def owner_from_alias(alias: str) -> Owner | None:
+def owner_from_alias(alias: str) -> IfbOwner | None:
     """Returns the owner that an alias names, None if it names none; long names are the alias's hashes."""
     mark, *words = alias.split(" ")
-    return Owner(*words) if mark == _MARK and len(words) == 3 else None
+    return IfbOwner(*words) if mark == _MARK and len(words) == 3 else None
 
 
-def _words(owner: Owner) -> list[str]:
+def _words(owner: IfbOwner) -> list[str]:
     return owner.alias.split(" ")[1:]
 
 

@@ -21,7 +21,7 @@ from plugins.bandwidth import conf as bandwidth_conf
 from plugins.bandwidth import shaper
 from plugins.bandwidth.check import check_classes, check_egress, check_ingress
 from plugins.bandwidth.host_veth import check_host_veth, get_container_link, get_container_veth
-from plugins.bandwidth.ifb_owner import Owner, stale_ifbs
+from plugins.bandwidth.ifb_owner import IfbOwner, stale_ifbs
 from plugins.bandwidth.limit import Limit, compute_shape, reference_buckets
 from plugins.bandwidth.shaper import DesiredLimits
 from process import record
@@ -151,8 +151,8 @@ PLUGIN = Plugin(
 )
 
 
-def _owner(args: CmdArgs, net_conf: NetConf) -> Owner:
-    return Owner(net_conf.name, args.container_id, args.ifname)
+def _owner(args: CmdArgs, net_conf: NetConf) -> IfbOwner:
+    return IfbOwner(net_conf.name, args.container_id, args.ifname)
 
 
 def _bucket(direction: str, limit: Limit | None, mtu: int, max_burst: int) -> Bucket | None:

@@ -21,7 +21,7 @@ from kernel.netns import Netns
 from kernel.rtnl import Request, Socket
 from kernel.traffic import Bucket, Filter, Qdisc
 from kernel.wire import DecodedMessage
-from plugins.bandwidth.ifb_owner import Owner, select_ifbs
+from plugins.bandwidth.ifb_owner import IfbOwner, select_ifbs
 from plugins.bandwidth.subnets import Subnets, egress_requests, ingress_requests
 from process.undo import Undo
 from process.values import dataclass
@@ -65,7 +65,7 @@ def default_ifb_index(host_veth: int) -> int:
 
 def get_host_veth_and_limits(
     host: Socket,
-    owner: Owner,
+    owner: IfbOwner,
     container_veth: Link | None,
     namespace: Netns,
     *reads: Request,
@@ -89,7 +89,7 @@ def get_host_veth_and_limits(
     return host_veth, limits, answers[end + len(listings) :]
 
 
-def get_limits(host: Socket, owner: Owner, host_veth: Link | None) -> Limits:
+def get_limits(host: Socket, owner: IfbOwner, host_veth: Link | None) -> Limits:
     """Returns the existing limits, without `host_veth` only the ifbs. Raises KernelError."""
     answers = host.get(*_limit_requests(owner.names, host_veth.index if host_veth else 0))
     return _limits(host, owner, host_veth, answers)
@@ -97,7 +97,7 @@ def get_limits(host: Socket, owner: Owner, host_veth: Link | None) -> Limits:
 
 def set_limits(
     host: Socket,
-    owner: Owner,
+    owner: IfbOwner,
     host_veth: Link,
     existing: Limits,
     desired: DesiredLimits,
@@ -160,7 +160,7 @@ def remove_limits(
     return True
 
 
-def _roll_back(host: Socket, owner: Owner, host_veth: Link, desired: DesiredLimits, created_ingress: bool) -> None:
+def _roll_back(host: Socket, owner: IfbOwner, host_veth: Link, desired: DesiredLimits, created_ingress: bool) -> None:
     existing = get_limits(host, owner, host_veth)
     remove_limits(host, host_veth, existing, desired, deletes_ingress=created_ingress)
 
@@ -173,7 +173,7 @@ def _limit_requests(names: tuple[str, str], host_veth: int) -> list[Request]:
 
 def _limits(
     host: Socket,
-    owner: Owner,
+    owner: IfbOwner,
     host_veth: Link | None,
     answers: Sequence[DecodedMessage | None],
     listing: Sequence[DecodedMessage] | None = None,

@@ -18,7 +18,7 @@ from cni.versions import at_least
 from kernel.link import Link
 from kernel.netfilter.owned import FIREWALL, HOST_PORT, MASQUERADE, NFTABLES, OwnedRule
 from plugins.bandwidth import ifb_owner as bandwidth
-from plugins.bandwidth.ifb_owner import Owner
+from plugins.bandwidth.ifb_owner import IfbOwner
 from podwire.node import rules
 from podwire.node.model import NO_ATTACHMENT, AttachmentState, Leak, Pod
 from podwire.node.records import bridge_names
@@ -165,7 +165,7 @@ class _Finder:
     def _by_owner_key(self) -> Mapping[bytes, list[Pod]]:
         by_owner_key: dict[bytes, list[Pod]] = {}
         for pod in self.snapshot.pods:
-            owner = Owner(pod.network, *pod.attachment)
+            owner = IfbOwner(pod.network, *pod.attachment)
             ifbs = (owner.alias.encode(), *(name.encode() for name in owner.names))
             for owner_key in (*rules.owner_keys(pod.network, pod.attachment), *ifbs):
                 by_owner_key.setdefault(owner_key, []).append(pod)

@@ -18,7 +18,7 @@ from cni.conf import Attachment
 from cni.errors import CniError
 from cni.result import Result
 from kernel.link import Link
-from plugins.bandwidth.ifb_owner import Owner, select_ifbs
+from plugins.bandwidth.ifb_owner import IfbOwner, select_ifbs
 from podwire.attachments import CachedAttachment
 from podwire.node.host_ports import list_host_ports
 from podwire.node.links import Kernel, NetworkNamespace
@@ -177,7 +177,7 @@ class Snapshot:
 
     def _with_host_side(self, pod: Pod, host_veth: Link | None) -> Pod:
         """Returns a pod with what the host's interfaces show of it: its host veth, bridge and limits."""
-        owner = Owner(pod.network, *pod.attachment)
+        owner = IfbOwner(pod.network, *pod.attachment)
         ifbs = select_ifbs(owner, (self.kernel.by_name.get(name) for name in owner.names))
         sends = next((rate for ifb in ifbs if (rate := self.kernel.limits.get(ifb.index))), None)
         receives = self.kernel.limits.get(host_veth.index) if host_veth else None

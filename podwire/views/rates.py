@@ -12,7 +12,7 @@ from kernel import counters
 from kernel.counters import Conntrack, Traffic
 from kernel.netns import Netns, entered
 from kernel.rtnl import Socket
-from plugins.bandwidth.ifb_owner import Owner
+from plugins.bandwidth.ifb_owner import IfbOwner
 from podwire.node.model import Pod
 from podwire.node.snapshot import Snapshot
 
@@ -83,7 +83,7 @@ def compute_rates(pods: tuple[Pod, ...], before: Counts, now: Counts) -> list[Ra
 
 
 def _rate(number: int, pod: Pod, before: Counts, now: Counts, seconds: float) -> Rate:
-    ifbs = Owner(pod.network, *pod.attachment).names
+    ifbs = IfbOwner(pod.network, *pod.attachment).names
     connections = None
     if now.conntrack and (now.conntrack.by_address or not now.conntrack.count):
         addresses = {ip_interface(text).ip for text in pod.addresses}
