@@ -25,7 +25,7 @@ from plugins.sbr.tables import Tables
 from process.undo import Undo
 
 
-class Change(NamedTuple):
+class ReversibleRequest(NamedTuple):
     """A request, and the request that reverses it."""
 
     request: Request
@@ -35,8 +35,8 @@ class Change(NamedTuple):
 class Changes(NamedTuple):
     """The changes of one attachment: tables and rules, then table main."""
 
-    additions: list[Change]
-    removals: list[Change]
+    additions: list[ReversibleRequest]
+    removals: list[ReversibleRequest]
 
 
 def build(state: State, link: Link, conf: SbrConf, prev_result: Result, ips: Sequence[IPConfig]) -> Changes:
@@ -45,7 +45,7 @@ def build(state: State, link: Link, conf: SbrConf, prev_result: Result, ips: Seq
     What exists already is left alone, so a repeated ADD changes nothing.
     """
     tables, main = Tables(state, prev_result), state.main_routes()
-    additions: list[Change] = []
+    additions: list[ReversibleRequest] = []
     for ip in {ip.address.ip: ip for ip in ips}.values():
         of_version = [item for item in main if item.dst.version == ip.address.version]
         table = tables.find(ip)
@@ -63,17 +63,17 @@ def build(state: State, link: Link, conf: SbrConf, prev_result: Result, ips: Seq
     return Changes(additions, _main_changes(link, conf, ips, main))
 
 
-def rules_only(rules: Sequence[PolicyRule], ips: Sequence[IPConfig], table: int) -> list[Change]:
+def rules_only(rules: Sequence[PolicyRule], ips: Sequence[IPConfig], table: int) -> list[ReversibleRequest]:
     """Returns the changes that add missing rules for `table`."""
     addresses = dict.fromkeys(ip.address.ip for ip in ips)
     return [
-        Change(rule.add_request(address, table), rule.delete_request(address, table))
+        ReversibleRequest(rule.add_request(address, table), rule.delete_request(address, table))
         for address in addresses
         if table not in tables_of(rules, address)
     ]
 
 
-def apply(socket: Socket, changes: Sequence[Change], undo: Undo) -> None:
+def apply(socket: Socket, changes: Sequence[ReversibleRequest], undo: Undo) -> None:
     """Sends the changes in one batch; raises CniError(999) with the reference plugin's text."""
     if not changes:
         return
@@ -84,7 +84,9 @@ def apply(socket: Socket, changes: Sequence[Change], undo: Undo) -> None:
         raise CniError(error.code, f"Failed{error.msg.removeprefix('failed')}", error.details) from error
 
 
-def _main_changes(link: Link, conf: SbrConf, ips: Sequence[IPConfig], main: Sequence[TableRoute]) -> list[Change]:
+def _main_changes(
+    link: Link, conf: SbrConf, ips: Sequence[IPConfig], main: Sequence[TableRoute]
+) -> list[ReversibleRequest]:
     """Returns the changes that remove the interface's routes from table main, except link-local ones and hints.
 
     Routes of an IP version without an address stay: no rule would lead to a table with them.
@@ -104,17 +106,17 @@ def _stays(item: TableRoute, conf: SbrConf, hint_keys: set[tuple[object, ...]]) 
     return conf.add_source_hints and (item.key in hint_keys or (item.dst.version == 4 and not any(item.gateways)))
 
 
-def _addition(item: TableRoute, table: int, existing: Sequence[TableRoute]) -> Change:
+def _addition(item: TableRoute, table: int, existing: Sequence[TableRoute]) -> ReversibleRequest:
     """Returns the addition of a route; a default route replaces one with the same metric, which the undo restores."""
     if not item.is_default:
-        return Change(route_copy.add_request(item, table), route_copy.delete_request(item, table))
+        return ReversibleRequest(route_copy.add_request(item, table), route_copy.delete_request(item, table))
     gateway = next((gateway for gateway in item.gateways if gateway), None)
     text = f"add default route to {gateway}" if gateway else f"add default route to table {table}"
     replaced = [other for other in existing if other.is_default and other.metric == item.metric]
     undo = route_copy.add_request(replaced[0], table, replace=True) if replaced else None
     request = route_copy.add_request(item, table, description=text, replace=bool(replaced))
-    return Change(request, undo or route_copy.delete_request(item, table))
+    return ReversibleRequest(request, undo or route_copy.delete_request(item, table))
 
 
-def _removal(item: TableRoute, table: int) -> Change:
-    return Change(route_copy.delete_request(item, table), route_copy.add_request(item, table))
+def _removal(item: TableRoute, table: int) -> ReversibleRequest:
+    return ReversibleRequest(route_copy.delete_request(item, table), route_copy.add_request(item, table))
