@@ -32,14 +32,14 @@ class ReversibleRequest(NamedTuple):
     undo: Request
 
 
-class Changes(NamedTuple):
+class SbrChanges(NamedTuple):
     """The changes of one attachment: tables and rules, then table main."""
 
     additions: list[ReversibleRequest]
     removals: list[ReversibleRequest]
 
 
-def build(state: State, link: Link, conf: SbrConf, prev_result: Result, ips: Sequence[IPConfig]) -> Changes:
+def build(state: State, link: Link, conf: SbrConf, prev_result: Result, ips: Sequence[IPConfig]) -> SbrChanges:
     """Returns the changes that make the interface's traffic use a table for each address.
 
     What exists already is left alone, so a repeated ADD changes nothing.
@@ -60,7 +60,7 @@ def build(state: State, link: Link, conf: SbrConf, prev_result: Result, ips: Seq
         missing = routes.missing_routes(link, conf, prev_result, ips, ip, of_version, existing)
         additions += [_addition(item, table, existing) for item in missing]
         additions += rules_only(state.rules, [ip], table)
-    return Changes(additions, _main_changes(link, conf, ips, main))
+    return SbrChanges(additions, _main_changes(link, conf, ips, main))
 
 
 def rules_only(rules: Sequence[PolicyRule], ips: Sequence[IPConfig], table: int) -> list[ReversibleRequest]:
