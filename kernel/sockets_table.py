@@ -17,7 +17,7 @@ _TABLES = (("tcp", 6, _LISTEN), ("tcp6", 6, _LISTEN), ("udp", 17, _UNCONNECTED),
 _WORD = 4
 
 
-class Listener(NamedTuple):
+class ListeningSocket(NamedTuple):
     """A socket that waits for packets; `protocol` is IPPROTO_*, `inode` identifies it in /proc/PID/fd."""
 
     protocol: int
@@ -26,7 +26,7 @@ class Listener(NamedTuple):
     inode: int
 
 
-def list_listeners(protocols: Collection[int]) -> Iterator[Listener]:
+def list_listeners(protocols: Collection[int]) -> Iterator[ListeningSocket]:
     """Yields the listening TCP sockets and the UDP sockets without a peer, of `protocols` (IPPROTO_*); raises OSError.
 
     The kernel searches its whole table for each file, in about a millisecond.
@@ -42,7 +42,7 @@ def list_listeners(protocols: Collection[int]) -> Iterator[Listener]:
             words = line.split()
             if len(words) > 9 and words[3] == state:
                 host, _, port = words[1].partition(":")
-                yield Listener(protocol, _address(host), int(port, 16), int(words[9]))
+                yield ListeningSocket(protocol, _address(host), int(port, 16), int(words[9]))
 
 
 def find_processes(inodes: Iterable[int]) -> dict[int, tuple[int, str]]:

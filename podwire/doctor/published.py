@@ -8,7 +8,7 @@ from kernel.fib import packet_to
 from kernel.netfilter import conntrack, nft
 from kernel.netfilter.conntrack import Flow
 from kernel.netfilter.packet import UDP, Packet
-from kernel.sockets_table import Listener, find_processes, list_listeners
+from kernel.sockets_table import ListeningSocket, find_processes, list_listeners
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
 from podwire.doctor.pods import VethPod, host_addresses, list_pods
@@ -64,7 +64,7 @@ def _processes(node: Node) -> Iterator[Finding]:
                 yield from _used_by(pod, port, listener, processes.get(listener.inode))
 
 
-def _used_by(pod: VethPod, port: HostPort, listener: Listener, process: tuple[int, str] | None) -> Iterator[Finding]:
+def _used_by(pod: VethPod, port: HostPort, listener: ListeningSocket, process: tuple[int, str] | None) -> Iterator[Finding]:
     if port.host_ip not in ("", "0.0.0.0", "::", str(listener.address)) and not listener.address.is_unspecified:
         return
     if process is not None and process[1] in _HOLDERS:

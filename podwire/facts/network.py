@@ -23,7 +23,8 @@ from kernel.netfilter.ruleset import Ruleset, read_ruleset
 from kernel.netns import Netns, entered
 from kernel.queues import Queue
 from kernel.rtnl import Socket
-from kernel.sockets_table import Listener
+from kernel.sockets_table import ListeningSocket
+from kernel.traffic import Qdisc
 from podwire.predictions import routing
 from podwire.predictions.routing import Choice, Fib
 
@@ -181,7 +182,7 @@ class NetworkFacts:
         """Returns whether frames between ports of a bridge pass the rules of an IP version (br_netfilter)."""
         return self.sysctl(f"bridge/bridge-nf-call-ip{'6' if version == 6 else ''}tables") == "1"
 
-    def list_listeners(self, protocols: Collection[int]) -> list[Listener]:
+    def list_listeners(self, protocols: Collection[int]) -> list[ListeningSocket]:
         """Returns the sockets that wait for packets of these protocols (IPPROTO_*); raises OSError."""
         return self.call(lambda: list(sockets_table.list_listeners(protocols)))
 

@@ -21,7 +21,7 @@ from kernel.fib import FibRoute, FibRule
 from kernel.netfilter import nft_rule, nft_text
 from kernel.netfilter.nft import NftRule
 from kernel.packet_tap import ANSWER, ERROR, ICMP, REFUSAL, REQUEST, TCP, UDP, Probe
-from kernel.sockets_table import Listener, list_listeners
+from kernel.sockets_table import ListeningSocket, list_listeners
 from podwire.command import UsageError
 from podwire.facts.resolvers import _name_servers
 from podwire.predictions.routing import Fib
@@ -132,7 +132,7 @@ def test_only_listening_sockets_are_listed():
     ):
         inodes = [os.fstat(each.fileno()).st_ino for each in (server, client, accepted)]
         listed = [one for one in list_listeners({6}) if one.inode in inodes]
-        assert listed == [Listener(6, ip_address("127.0.0.1"), server.getsockname()[1], inodes[0])]
+        assert listed == [ListeningSocket(6, ip_address("127.0.0.1"), server.getsockname()[1], inodes[0])]
 
 
 def test_routing_decision():
