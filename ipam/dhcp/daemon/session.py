@@ -33,7 +33,7 @@ _MAX_FRAMES = 64  # read at once, so that a flood on one interface does not stop
 _FAILURES = (CniError, OSError)  # KernelError is a CniError
 
 
-class Listener(Protocol):
+class LeaseListener(Protocol):
     """The binding of a session; `version` is 4 or 6."""
 
     def granted(self, version: int, lease: AnyLease) -> None:
@@ -83,7 +83,7 @@ class Session:
         client: Ipv4Client | Ipv6Client,
         place: Place,
         loop: Loop,
-        listener: Listener,
+        listener: LeaseListener,
         *,
         detects_conflicts: bool = False,
     ) -> None:
