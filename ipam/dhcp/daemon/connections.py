@@ -22,7 +22,7 @@ _METRICS_PATH = "/metrics"
 _ACCEPT_PAUSE_S = 1.0
 
 
-class Listener:
+class ConnectionListener:
     """Accepts connections on a listening socket and passes their calls to `service`."""
 
     def __init__(self, listening: socket.socket, loop: Loop, service: Service) -> None:

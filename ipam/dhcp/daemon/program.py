@@ -19,7 +19,7 @@ from cni.errors import CniError
 from ipam.dhcp.client4 import Timing
 from ipam.dhcp.conf import DATA_DIR, SOCKET_PATH
 from ipam.dhcp.daemon.binding import Settings
-from ipam.dhcp.daemon.connections import Listener
+from ipam.dhcp.daemon.connections import ConnectionListener
 from ipam.dhcp.daemon.service import Service
 from ipam.dhcp.store import LeaseStore
 from kernel.boot import get_boot_id
@@ -72,7 +72,7 @@ def _serve(options: argparse.Namespace) -> None:
         service = Service(settings, loop)
         # The socket listens before the leases are read: a DEL that could not connect has left its note by then.
         service.load()
-        Listener(listening, loop, service)
+        ConnectionListener(listening, loop, service)
         loop.run()
     finally:
         if not _passed_descriptors():
