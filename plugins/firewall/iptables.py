@@ -38,7 +38,7 @@ from plugins.firewall.iptables_rules import (
     STAGE_1,
     STAGE_2,
     TABLE,
-    Record,
+    OwnerRecord,
     address_rules,
     interface_of,
 )
@@ -161,7 +161,7 @@ class _StaleCheck:
     def __init__(self) -> None:
         self._caches: dict[str, ResultCache] = {}
 
-    def __call__(self, record: Record) -> bool:
+    def __call__(self, record: OwnerRecord) -> bool:
         if not record.owner:
             return False
         network, attachment = record.owner

@@ -50,7 +50,7 @@ _NAMED = re.compile(r'name: "(?P<network>[^"]+)" id: "(?P<container_id>[^"]+)" i
 _INTERFACE_OPTIONS = {STAGE_1: "-i", STAGE_2: "-o"}
 
 
-class Record(NamedTuple):
+class OwnerRecord(NamedTuple):
     """The owner of an address: the text of the comment that names it, and the rule."""
 
     address: Address
@@ -124,10 +124,10 @@ def record_rule(spec: FirewallSpec, address: Address) -> IptablesRule:
     return IptablesRule(OWNERS, f"-s {network_text(as_network(address))} {comment}")
 
 
-def parse_records(listing: Listing) -> list[Record]:
+def parse_records(listing: Listing) -> list[OwnerRecord]:
     """Returns the records in a listing."""
     matches = ((rule, _RECORD.fullmatch(rule.spec)) for rule in listing.rules(OWNERS))
-    return [Record(ip_address(match[1]), rule.comment, rule) for rule, match in matches if match]
+    return [OwnerRecord(ip_address(match[1]), rule.comment, rule) for rule, match in matches if match]
 
 
 def owner_text(network: str, attachment: Attachment) -> str:
@@ -138,7 +138,7 @@ def owner_text(network: str, attachment: Attachment) -> str:
     return text
 
 
-def is_of_network(record: Record, network: str) -> bool:
+def is_of_network(record: OwnerRecord, network: str) -> bool:
     """Returns whether a record belongs to an attachment of a network."""
     return record.comment.startswith((_network(network), _hashed_network(network)))
 

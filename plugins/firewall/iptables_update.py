@@ -19,7 +19,7 @@ from plugins.firewall.iptables_rules import (
     OWNERS,
     STAGE_1,
     STAGE_2,
-    Record,
+    OwnerRecord,
     address_of,
     address_rules,
     admin_jump,
@@ -34,7 +34,7 @@ from plugins.firewall.iptables_rules import (
 )
 from plugins.firewall.spec import OPEN, FirewallSpec
 
-IsStale = Callable[[Record], bool]  # returns whether the attachment of a record is proven to be no longer running
+IsStale = Callable[[OwnerRecord], bool]  # returns whether the attachment of a record is proven to be no longer running
 
 
 def required_chains(spec: FirewallSpec) -> list[str]:
@@ -106,8 +106,8 @@ def changes_to_delete_rules(rules: Collection[IptablesRule], listing: Listing) -
 
 def _removable_rules(
     listing: Listing,
-    records: list[Record],
-    stale: set[Record],
+    records: list[OwnerRecord],
+    stale: set[OwnerRecord],
     addresses: set[Address],
     stale_interfaces: Collection[str],
 ) -> list[IptablesRule]:
