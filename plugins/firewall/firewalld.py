@@ -20,7 +20,7 @@ from kernel.netfilter.nft import NftSocket
 from kernel.netfilter.nft_owner import owner_id
 from kernel.netfilter.owned import REPAIR_HINT
 from plugins.firewall import nftables_records
-from plugins.firewall.nftables_records import Record
+from plugins.firewall.nftables_records import SourceRecord
 from plugins.firewall.spec import OPEN, FirewallSpec
 from process.undo import Undo
 from process.values import replace
@@ -56,7 +56,7 @@ def add(spec: FirewallSpec) -> None:
     After an error the zone is as before. The error is an UnchangedError unless this ADD may have created rules for
     a policy, which the caller removes.
     """
-    before: list[Record] = []
+    before: list[SourceRecord] = []
     try:
         with nft.open_socket() as socket:
             before = nftables_records.list_records_of(socket, spec)
@@ -67,7 +67,7 @@ def add(spec: FirewallSpec) -> None:
         raise kind(error.code, error.msg, error.details or _FIX) from error
 
 
-def _add(spec: FirewallSpec, before: list[Record], socket: NftSocket, bus: Bus, undo: Undo) -> None:
+def _add(spec: FirewallSpec, before: list[SourceRecord], socket: NftSocket, bus: Bus, undo: Undo) -> None:
     nftables_records.save_records(socket, spec)
     undo.push("restore the records of the sources", partial(_restore, socket, spec, before))
     recorded = {record.address for record in before}
@@ -88,7 +88,7 @@ def _remove_added(bus: Bus, zones: Mapping[Address, str]) -> None:
     _call(bus, "removeSource", zones)
 
 
-def _restore(socket: NftSocket, spec: FirewallSpec, before: list[Record]) -> None:
+def _restore(socket: NftSocket, spec: FirewallSpec, before: list[SourceRecord]) -> None:
     """Replaces the attachment's records by the earlier ones."""
     nftables_records.delete_records(socket, nftables_records.list_records_of(socket, spec))
     for zone in sorted({record.zone for record in before}):
@@ -142,7 +142,7 @@ def get_problem(zone: str) -> str:
     return "" if zone in (reply.value or ()) else f'firewalld has no zone "{zone}"'
 
 
-def _remove_sources(socket: NftSocket, records: list[Record], unrecorded: dict[Address, str]) -> None:
+def _remove_sources(socket: NftSocket, records: list[SourceRecord], unrecorded: dict[Address, str]) -> None:
     """Removes addresses from their zones, if firewalld runs, then their records; raises CniError."""
     zones = unrecorded | {record.address: record.zone for record in records}
     if not zones:

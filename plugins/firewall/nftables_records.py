@@ -28,7 +28,7 @@ _UNSUPPORTED = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True)
-class Record:
+class SourceRecord:
     """An address that is a source of a zone, and its owner ID (kernel.netfilter.nft_owner)."""
 
     zone: str
@@ -64,13 +64,13 @@ def save_records(socket: NftSocket, spec: FirewallSpec) -> None:
     _retry_if_supported(socket, attempt)
 
 
-def list_records_of(socket: NftSocket, spec: FirewallSpec) -> list[Record]:
+def list_records_of(socket: NftSocket, spec: FirewallSpec) -> list[SourceRecord]:
     """Returns the records of an attachment, also without its addresses; raises KernelError."""
     owner = rules.spec_owner(spec)
     return [record for record in list_records(socket) if record.owner == owner]
 
 
-def list_stale_records(socket: NftSocket, network: str, valid: Collection[Attachment]) -> list[Record]:
+def list_stale_records(socket: NftSocket, network: str, valid: Collection[Attachment]) -> list[SourceRecord]:
     """Returns the records of a network's attachments that are not `valid`; raises KernelError."""
     prefix = nft_owner.hash_name(network)
     valid_owners = {nft_owner.owner_id(network, item.container_id, item.ifname) for item in valid}
@@ -81,7 +81,7 @@ def list_stale_records(socket: NftSocket, network: str, valid: Collection[Attach
     ]
 
 
-def delete_records(socket: NftSocket, records: Iterable[Record]) -> None:
+def delete_records(socket: NftSocket, records: Iterable[SourceRecord]) -> None:
     """Deletes records that still have the same owner; absent is success. Raises KernelError."""
     stale = {(record.address.packed, record.owner) for record in records}
 
@@ -98,10 +98,10 @@ def delete_records(socket: NftSocket, records: Iterable[Record]) -> None:
         _retry_if_supported(socket, attempt)
 
 
-def list_records(socket: NftSocket) -> list[Record]:
+def list_records(socket: NftSocket) -> list[SourceRecord]:
     """Returns the records of all attachments; raises KernelError."""
     elements = [element for record_set in SETS.values() for element in nft_set.list_elements(socket, record_set)]
-    return [Record(_zone(element), ip_address(element.key), rules.element_owner(element)) for element in elements]
+    return [SourceRecord(_zone(element), ip_address(element.key), rules.element_owner(element)) for element in elements]
 
 
 def _zone(element: Element) -> str:
