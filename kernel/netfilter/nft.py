@@ -282,7 +282,7 @@ def rule_request(
 
 
 def delete_rule_request(chain: Chain, which: NftRule | int) -> Request:
-    """Builds the request that deletes a rule, given as Rule or as handle; refused if absent (ENOENT)."""
+    """Builds the request that deletes a rule, as NftRule or as handle; refused if absent (ENOENT)."""
     handle, details = (which, None) if isinstance(which, int) else (which.handle, which.describe)
     attributes = [*_of(chain), ("NFTA_RULE_HANDLE", handle)]
     return _request(
