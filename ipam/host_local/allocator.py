@@ -46,7 +46,7 @@ class ExhaustedError(CniError):
 
 
 def allocate(
-    held: Reservations,
+    reservations: Reservations,
     attachment: Attachment,
     range_sets: tuple[RangeSet, ...],
     requested: tuple[Address, ...],
@@ -63,7 +63,7 @@ def allocate(
     remaining = list(requested)
     ips = []
     # `find` rebuilds an index of an earlier boot, so that the index lists the new reservations as of this boot.
-    owned = held.find(owner) + held.find(owner_of(attachment.container_id, ""))
+    owned = reservations.find(owner) + reservations.find(owner_of(attachment.container_id, ""))
     with Undo() as undo:
         for number, range_set in enumerate(range_sets):
             choice = next(((ip, item) for ip in remaining if (item := range_set.range_of(ip))), None)
@@ -71,16 +71,16 @@ def allocate(
                 if choice is not None:
                     address, item = choice
                     remaining.remove(address)
-                    _reserve_requested(held, range_set, address, item, attachment, cache)
+                    _reserve_requested(reservations, range_set, address, item, attachment, cache)
                 else:
-                    _refuse_second(held, range_set, owned, attachment, cache)
-                    address, item = _reserve_next(held, range_set, number, owner, cache)
+                    _refuse_second(reservations, range_set, owned, attachment, cache)
+                    address, item = _reserve_next(reservations, range_set, number, owner, cache)
             except CniError as error:
                 error.msg = f"failed to allocate for range {number}: {error.msg}"
                 raise
             name = format_ip(address)
-            undo.push(f"release {name}", partial(held.release, name, owner))
-            held.note_last_reserved(number, name)
+            undo.push(f"release {name}", partial(reservations.release, name, owner))
+            reservations.note_last_reserved(number, name)
             ips.append(IPConfig(with_prefix(address, item.subnet.prefixlen), item.gateway))
         if remaining:
             raise CniError(
@@ -153,7 +153,7 @@ def attachment_of(owner: bytes) -> Attachment:
 
 
 def _reserve_requested(
-    held: Reservations,
+    reservations: Reservations,
     range_set: RangeSet,
     choice: Address,
     item: Range,
@@ -163,20 +163,20 @@ def _reserve_requested(
     if choice == item.gateway:
         raise CniError(Code.INTERNAL, f"requested ip {choice} is subnet's gateway")
     name, owner = str(choice), owner_of(*attachment)
-    if held.reserve(name, owner):
+    if reservations.reserve(name, owner):
         return
-    if not _is_reclaimable(held, name, attachment, cache()):
+    if not _is_reclaimable(reservations, name, attachment, cache()):
         raise CniError(
             Code.INTERNAL,
             f"requested IP address {choice} is not available in range set {range_set}",
-            _describe_holder(held, name),
+            _describe_holder(reservations, name),
         )
-    _reclaim(held, [(held.get_owner(name), name)])
-    held.reserve(name, owner)
+    _reclaim(reservations, [(reservations.get_owner(name), name)])
+    reservations.reserve(name, owner)
 
 
 def _refuse_second(
-    held: Reservations,
+    reservations: Reservations,
     range_set: RangeSet,
     owned: list[str],
     attachment: Attachment,
@@ -190,42 +190,42 @@ def _refuse_second(
         address = _parse(name)
         if address is None or not range_set.range_of(address):
             continue
-        if not _is_reclaimable(held, name, attachment, cache()):
+        if not _is_reclaimable(reservations, name, attachment, cache()):
             raise CniError(
                 Code.INTERNAL,
                 f"{address} has been allocated to {attachment.container_id}, duplicate allocation is not allowed",
-                f"{_describe_holder(held, name)}; run DEL for this attachment before the next ADD",
+                f"{_describe_holder(reservations, name)}; run DEL for this attachment before the next ADD",
             )
-        _reclaim(held, [(held.get_owner(name), name)])
+        _reclaim(reservations, [(reservations.get_owner(name), name)])
 
 
 def _reserve_next(
-    held: Reservations, range_set: RangeSet, number: int, owner: bytes, cache: Callable[[], ResultCache]
+    reservations: Reservations, range_set: RangeSet, number: int, owner: bytes, cache: Callable[[], ResultCache]
 ) -> tuple[Address, Range]:
-    last = _last_allocated(held, number, range_set)
-    allocated = _search(held, range_set, last, owner)
+    last = _last_allocated(reservations, number, range_set)
+    allocated = _search(reservations, range_set, last, owner)
     if allocated is None:
-        owners = owners_in(range_set, held.scan())  # the scan also deletes empty files, left by a crash
+        owners = owners_in(range_set, reservations.scan())  # the scan also deletes empty files, left by a crash
         known = cache()
-        _reclaim(held, list(_orphaned(owners, held.origin, held.directory, known)))
-        allocated = _search(held, range_set, last, owner)
+        _reclaim(reservations, list(_orphaned(owners, reservations.origin, reservations.directory, known)))
+        allocated = _search(reservations, range_set, last, owner)
         if allocated is None:
             usage = Usage.count(range_set, owners, known)
-            raise ExhaustedError(range_set, usage, held.directory)
+            raise ExhaustedError(range_set, usage, reservations.directory)
     return allocated
 
 
-def _is_reclaimable(held: Reservations, name: str, attachment: Attachment, cache: ResultCache) -> bool:
+def _is_reclaimable(reservations: Reservations, name: str, attachment: Attachment, cache: ResultCache) -> bool:
     """Returns whether a reboot orphaned `name`, or it belongs to this attachment in a deleted namespace.
 
     A legacy reservation, without ifname, belongs to the attachment if no interface of its container is in use.
     """
-    owner = held.get_owner(name)
+    owner = reservations.get_owner(name)
     holder = attachment_of(owner)
     is_same = holder in (attachment, Attachment(attachment.container_id, ""))
-    origin, is_readded = held.origin(owner, name), holder == attachment
+    origin, is_readded = reservations.origin(owner, name), holder == attachment
     return is_orphaned(
-        f"{held.directory}/{name}", holder, origin, cache, boot.get_boot_time_ns(), is_readded=is_readded
+        f"{reservations.directory}/{name}", holder, origin, cache, boot.get_boot_time_ns(), is_readded=is_readded
     ) or (is_same and cache.namespace_is_gone(holder))
 
 
@@ -239,18 +239,20 @@ def _orphaned(owners: Owners, origins: Origins, directory: str, cache: ResultCac
                 yield owner, name
 
 
-def _reclaim(held: Reservations, orphaned: list[tuple[bytes, str]]) -> None:
+def _reclaim(reservations: Reservations, orphaned: list[tuple[bytes, str]]) -> None:
     for owner, name in orphaned:
-        held.release(name, owner)
+        reservations.release(name, owner)
     if orphaned:
         print(
             f"host-local: reclaimed {len(orphaned)} address(es) of containers that are no longer running, "
-            f"in {held.directory}",
+            f"in {reservations.directory}",
             file=sys.stderr,
         )
 
 
-def _search(held: Reservations, range_set: RangeSet, last: int | None, owner: bytes) -> tuple[Address, Range] | None:
+def _search(
+    reservations: Reservations, range_set: RangeSet, last: int | None, owner: bytes
+) -> tuple[Address, Range] | None:
     """Reserves the first free address after `last` and returns it; None if there is none."""
     version = range_set.version
     used: set[int] = set()
@@ -260,11 +262,11 @@ def _search(held: Reservations, range_set: RangeSet, last: int | None, owner: by
             continue
         name = ranges.address_text(version, value)
         # The first address is usually free. For later ones, a test is cheaper than a failed attempt to create the file.
-        if (not tests or held.is_free(name)) and held.reserve(name, owner):
+        if (not tests or reservations.is_free(name)) and reservations.reserve(name, owner):
             return ranges.address(version, value), item
         tests += 1
         if tests == _MAX_TESTS:
-            used = held.list_used(version)
+            used = reservations.list_used(version)
     return None
 
 
@@ -309,10 +311,10 @@ def _hint(directory: str) -> str:
     )
 
 
-def _describe_holder(held: Reservations, name: str) -> str:
+def _describe_holder(reservations: Reservations, name: str) -> str:
     """Returns the path of a reservation, its owner, and its age."""
-    path = f"{held.directory}/{name}"
-    container_id, ifname = attachment_of(held.get_owner(name))
+    path = f"{reservations.directory}/{name}"
+    container_id, ifname = attachment_of(reservations.get_owner(name))
     owner = f"{container_id} {ifname}".strip() or "no container"
     try:
         age = _age(time.time() - lstat(path).st_mtime)

@@ -29,11 +29,11 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     attachment = Attachment(args.container_id, args.ifname)
     cache = partial(ResultCache.read, net_conf.name)
     with Undo() as undo:
-        with store.locked() as held:
+        with store.locked() as reservations:
             if conf.pool:
-                ips = pools.allocate(held, args, net_conf.name, conf, cache)
+                ips = pools.allocate(reservations, args, net_conf.name, conf, cache)
             else:
-                ips = allocator.allocate(held, attachment, conf.range_sets, conf.requested, cache)
+                ips = allocator.allocate(reservations, attachment, conf.range_sets, conf.requested, cache)
             owner = owner_of(*attachment)
             # Leaving the `with store.locked()` block writes the index, which may fail: the addresses are released then.
             undo.push("release the addresses", lambda: _release_all(store, [str(ip.address.ip) for ip in ips], owner))
@@ -46,11 +46,11 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     Then raises the error of two addresses of a family, as the reference plugin. Invalid ranges and CNI_ARGS are
     not errors here.
     """
-    with ReservationStore(host_local_conf.data_dir(net_conf), net_conf.name).locked() as held:
+    with ReservationStore(host_local_conf.data_dir(net_conf), net_conf.name).locked() as reservations:
         for owner in (owner_of(args.container_id, args.ifname), owner_of(args.container_id, "")):
-            names = held.find(owner)
+            names = reservations.find(owner)
             for name in names:
-                held.release(name, owner)
+                reservations.release(name, owner)
             if names:
                 break  # a legacy reservation, without ifname, is released only if there is no other
     if supports_multiple(net_conf):
@@ -65,8 +65,10 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
 def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
     """Checks that the attachment has an address, any one, as the reference plugin does; raises CniError(999)."""
     conf = host_local_conf.parse(net_conf, args)
-    with ReservationStore(conf.data_dir, net_conf.name).locked() as held:
-        names = held.find(owner_of(args.container_id, args.ifname)) or held.find(owner_of(args.container_id, ""))
+    with ReservationStore(conf.data_dir, net_conf.name).locked() as reservations:
+        names = reservations.find(owner_of(args.container_id, args.ifname)) or reservations.find(
+            owner_of(args.container_id, "")
+        )
     if not names:
         raise CniError(
             Code.INTERNAL,
@@ -90,13 +92,13 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
     running_owners = {owner_of(*attachment) for attachment in valid}
     running_owners |= {owner_of(attachment.container_id, "") for attachment in valid}
     errors = []
-    with store.locked() as held:
-        for owner, names in held.scan().items():
+    with store.locked() as reservations:
+        for owner, names in reservations.scan().items():
             # An owner that is not a container ID is a remark of the administrator, which reserves the address.
             if owner not in running_owners and VALID_NAME.fullmatch(attachment_of(owner).container_id):
-                if listed_at_ns and any(held.is_younger(name, listed_at_ns) for name in names):
+                if listed_at_ns and any(reservations.is_younger(name, listed_at_ns) for name in names):
                     continue
-                errors += _release_each(held, names, owner)
+                errors += _release_each(reservations, names, owner)
     failure = combined(errors)
     if failure:
         raise failure
@@ -129,18 +131,18 @@ def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
 
 
 def _release_all(store: ReservationStore, names: list[str], owner: bytes) -> None:
-    with store.locked() as held:
+    with store.locked() as reservations:
         for name in names:
-            held.release(name, owner)
+            reservations.release(name, owner)
 
 
-def _release_each(held: Reservations, names: list[str], owner: bytes) -> list[CniError]:
+def _release_each(reservations: Reservations, names: list[str], owner: bytes) -> list[CniError]:
     errors = []
     for name in names:
         try:
-            held.release(name, owner)
+            reservations.release(name, owner)
         except OSError as error:
-            path = f"{held.directory}/{name}"
+            path = f"{reservations.directory}/{name}"
             errors.append(CniError(Code.IO_FAILURE, f"cannot release {path}: {error.strerror}"))
     return errors
 

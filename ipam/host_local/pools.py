@@ -27,7 +27,7 @@ class _MissingBlockError(CniError):
 
 
 def allocate(
-    held: Reservations,
+    reservations: Reservations,
     args: CmdArgs,
     network: str,
     conf: HostLocalConf,
@@ -44,10 +44,10 @@ def allocate(
     attachment = Attachment(args.container_id, args.ifname)
     if pool.is_sticky:
         pod = f"{namespace}/{names.get('K8S_POD_NAME', '')}"
-        return _allocate_sticky(held, attachment, granted, pool, pod, conf, cache)
+        return _allocate_sticky(reservations, attachment, granted, pool, pod, conf, cache)
     try:
         _refuse_missing(granted, pool)
-        return allocator.allocate(held, attachment, pool.range_sets, conf.requested, cache)
+        return allocator.allocate(reservations, attachment, pool.range_sets, conf.requested, cache)
     except ExhaustedError as error:
         grants.count_demand(conf.data_dir, network, pool.name)
         blocks = len(error.range_set.ranges)
@@ -59,7 +59,7 @@ def allocate(
 
 
 def _allocate_sticky(
-    held: Reservations,
+    reservations: Reservations,
     attachment: Attachment,
     granted: Grants,
     pool: Pool,
@@ -74,7 +74,7 @@ def _allocate_sticky(
         msg = f"pod {pod} waits for its address of pool {pool.name}: {reason}"
         raise CniError(Code.TRY_AGAIN_LATER, msg, f"{granted}; the agent watches pods only with --sticky")
     try:
-        return allocator.allocate(held, attachment, range_sets, conf.requested, cache)
+        return allocator.allocate(reservations, attachment, range_sets, conf.requested, cache)
     except ExhaustedError as error:
         address = str(error.range_set).partition("-")[0]
         msg = f"pod {pod} waits for its address {address}: its former container still has it"
