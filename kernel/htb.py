@@ -58,7 +58,7 @@ def create_requests(index: int, bucket: Bucket, default: int) -> list[Request]:
     if bucket.rate > UINT32_MAX:
         parms += [("TCA_HTB_RATE64", bucket.rate), ("TCA_HTB_CEIL64", bucket.rate)]
     queue: Attributes = [("TCA_TBF_PARMS", TBF_QOPT.pack(UINT32_MAX, bucket.limit, 0, 0))]
-    queue += [("TCA_TBF_RATE64", _UNLIMITED), ("TCA_TBF_BURST", min(bucket.held, UINT32_MAX))]
+    queue += [("TCA_TBF_RATE64", _UNLIMITED), ("TCA_TBF_BURST", min(bucket.capacity, UINT32_MAX))]
     new, request = traffic.RTM_NEWQDISC, traffic.qdisc_request
     return [
         request("create qdisc", new, index, (HTB, ROOT, HTB_HANDLE), {"attrs": root}),

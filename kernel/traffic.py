@@ -64,7 +64,7 @@ class Bucket:
     limit: int
 
     @property
-    def held(self) -> int:
+    def capacity(self) -> int:
         """The capacity of the bucket, in bytes."""
         return self.size * TICK_NS * self.rate // NS_PER_S
 

@@ -114,13 +114,13 @@ class ClusterNetworks:
     def _apply(self, added: Networks, removed: Networks) -> int:
         """Sends a difference; raises KernelError, RefusedError and other CniErrors."""
 
-        def attempt(generation: int) -> int:
+        def send_difference(generation: int) -> int:
             number = cluster_netlink.change(self._socket, self._places, added, removed, generation)
             is_known = generation and generation == self._generation
             self._generation = generation + bool(number) if is_known else 0
             return number
 
-        return nft.retry_with_generation(self._socket, attempt) + self._legacy.change(added, removed)
+        return nft.retry_with_generation(self._socket, send_difference) + self._legacy.change(added, removed)
 
     def _compare(self, desired: Mapping[int, Collapsed]) -> int:
         """Makes the whole state equal `desired`; raises CniError after doing as much as possible."""
@@ -129,7 +129,7 @@ class ClusterNetworks:
         changed: list[int] = []
         networks = cache(partial(_networks, desired))  # takes 40 ms for 20,000, often for nothing
 
-        def attempt(generation: int) -> None:
+        def compare_in_nftables(generation: int) -> None:
             if generation and generation == known:
                 return
             result = cluster_netlink.compare(self._socket, networks(), generation, create="nftables" in self._create)
@@ -140,7 +140,7 @@ class ClusterNetworks:
         versions = {each for each in _VERSIONS if desired[each].networks} if "iptables" in self._create else set()
         run_all(
             partial(_create_chains, versions),
-            partial(nft.retry_with_generation, self._socket, attempt),
+            partial(nft.retry_with_generation, self._socket, compare_in_nftables),
             lambda: changed.append(self._legacy.compare(networks, versions - self._places.chains)),
         )
         self._is_applied = True

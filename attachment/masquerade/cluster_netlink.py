@@ -110,7 +110,9 @@ def list_networks(socket: NftSocket) -> dict[str, Networks]:
         if is_same:
             intervals = list_intervals(socket, nft_set)
             size = nft_set.key[0].size
-            existing[f"set {nft_set}"] = frozenset(item for one in intervals for item in _networks(one, size))
+            existing[f"set {nft_set}"] = frozenset(
+                network for interval in intervals for network in _networks(interval, size)
+            )
     for version, chain in _list_chains(socket):
         parsed = (parse_accepted(version, rule) for rule in nft.list_rules(socket, chain))
         existing[_chain_name(version)] = frozenset(network for network in parsed if network is not None)

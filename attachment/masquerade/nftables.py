@@ -83,7 +83,7 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
     kept = {_prefix(network, item.container_id, item.ifname) for item in valid}
     network_prefix = _hash(network) + "-"
 
-    def attempt() -> None:
+    def delete_stale_rules() -> None:
         stale = []
         for rule in nft.list_rules(socket, _CHECKS, network_prefix):
             prefix = rule.comment.partition(",")[0]
@@ -91,7 +91,7 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
                 stale.append(rule)
         _delete(socket, stale)
 
-    nft.retry(attempt)
+    nft.retry(delete_stale_rules)
 
 
 def list_owned_rules(socket: NftSocket) -> list[OwnedRule]:

@@ -66,22 +66,22 @@ def allocate(
     owned = reservations.find(owner) + reservations.find(owner_of(attachment.container_id, ""))
     with Undo() as undo:
         for number, range_set in enumerate(range_sets):
-            choice = next(((ip, item) for ip in remaining if (item := range_set.range_of(ip))), None)
+            choice = next(((ip, address_range) for ip in remaining if (address_range := range_set.range_of(ip))), None)
             try:
                 if choice is not None:
-                    address, item = choice
+                    address, address_range = choice
                     remaining.remove(address)
-                    _reserve_requested(reservations, range_set, address, item, attachment, cache)
+                    _reserve_requested(reservations, range_set, address, address_range, attachment, cache)
                 else:
                     _refuse_second(reservations, range_set, owned, attachment, cache)
-                    address, item = _reserve_next(reservations, range_set, number, owner, cache)
+                    address, address_range = _reserve_next(reservations, range_set, number, owner, cache)
             except CniError as error:
                 error.msg = f"failed to allocate for range {number}: {error.msg}"
                 raise
             name = format_ip(address)
             undo.push(f"release {name}", partial(reservations.release, name, owner))
             reservations.note_last_reserved(number, name)
-            ips.append(IPConfig(with_prefix(address, item.subnet.prefixlen), item.gateway))
+            ips.append(IPConfig(with_prefix(address, address_range.subnet.prefixlen), address_range.gateway))
         if remaining:
             raise CniError(
                 Code.INTERNAL,
@@ -156,11 +156,11 @@ def _reserve_requested(
     reservations: Reservations,
     range_set: RangeSet,
     choice: Address,
-    item: Range,
+    address_range: Range,
     attachment: Attachment,
     cache: Callable[[], ResultCache],
 ) -> None:
-    if choice == item.gateway:
+    if choice == address_range.gateway:
         raise CniError(Code.INTERNAL, f"requested ip {choice} is subnet's gateway")
     name, owner = str(choice), owner_of(*attachment)
     if reservations.reserve(name, owner):
@@ -257,13 +257,13 @@ def _search(
     version = range_set.version
     used: set[int] = set()
     tests = 0
-    for value, item in range_set.candidates(last):
+    for value, address_range in range_set.candidates(last):
         if value in used:
             continue
         name = ranges.address_text(version, value)
         # The first address is usually free. For later ones, a test is cheaper than a failed attempt to create the file.
         if (not tests or reservations.is_free(name)) and reservations.reserve(name, owner):
-            return ranges.address(version, value), item
+            return ranges.address(version, value), address_range
         tests += 1
         if tests == _MAX_TESTS:
             used = reservations.list_used(version)

@@ -132,10 +132,10 @@ def _raw_sets(net_conf: NetConf) -> tuple[tuple[Fields, ...], ...]:
 
 def _check_overlaps(sets: tuple[RangeSet, ...]) -> None:
     """Raises CniError(7) for overlapping sets; names the first two in the order of the reference plugin."""
-    at = first_overlap([item for one in sets for item in one.ranges])
+    at = first_overlap([item for range_set in sets for item in range_set.ranges])
     if at is None:
         return
-    numbers = [number for number, one in enumerate(sets) for _ in one.ranges]
+    numbers = [number for number, range_set in enumerate(sets) for _ in range_set.ranges]
     i = numbers[at]
     j = next(j for j in range(i + 1, len(sets)) if sets[i].overlaps(sets[j]))
     raise invalid_conf(f"range set {i} overlaps with {j}", f"{sets[i]} and {sets[j]}")

@@ -73,9 +73,9 @@ class Backends(Generic[Desired_contra]):
     def get_problem(self, name: str) -> str:
         """Returns why the backend (with "" both of them) cannot work, "" if it can."""
         problems = []
-        for one in (name,) if name else self._by_name:
-            problem = self._by_name[one].get_problem()
+        for backend_name in (name,) if name else self._by_name:
+            problem = self._by_name[backend_name].get_problem()
             if not problem:  # the other one need not work
                 return ""
-            problems.append(f"{one}: {problem}")
+            problems.append(f"{backend_name}: {problem}")
         return "; ".join(problems)

@@ -59,7 +59,7 @@ def compute_shape(limit: Limit, mtu: int, max_burst: int) -> Shape:
         size = max(burst * NS_PER_S // (rate * TICK_NS), least)
     bucket = Bucket(rate, min(size, UINT32_MAX), min(_queue(rate) + burst, UINT32_MAX))
     if size > UINT32_MAX:
-        burst, why = bucket.held, "the kernel cannot hold more at this rate"
+        burst, why = bucket.capacity, "the kernel cannot hold more at this rate"
     notes = [f"its burst is {burst} bytes, not {limit.burst // 8}: {why}"] if why else []
     if (passing := _bytes(rate, min(size * TICK_NS, _FRAME_NS_MAX))) < frame:
         notes.append(f"no frame of more than {passing} bytes passes: none may take more than 4.3 s")

@@ -56,7 +56,7 @@ def add_rules(network: str, container_id: str, ifname: str, host_ifname: str, ma
     Raises KernelError.
     """
 
-    def attempt() -> None:
+    def replace_rules() -> None:
         names, jumps = _read_names_and_jumps(socket, network, container_id, ifname)
         userdata = nft_rule.comment_userdata(names.comment, (_NETWORK, _hash(network)))
         prerouting, *chains = nft.get_chains(socket, _PREROUTING, names.chain, names.mac_chain)
@@ -71,7 +71,7 @@ def add_rules(network: str, container_id: str, ifname: str, host_ifname: str, ma
         nft.change(socket, *requests)
 
     with nft.open_socket() as socket:
-        nft.retry(attempt)
+        nft.retry(replace_rules)
 
 
 def remove_rules(socket: NftSocket, network: str, container_id: str, ifname: str) -> None:

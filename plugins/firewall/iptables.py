@@ -230,7 +230,7 @@ def _delete(
     Repeats if the ruleset changed in between: otherwise two parallel last DELs would both keep the chain.
     """
 
-    def attempt(generation: int) -> None:
+    def delete_selected(generation: int) -> None:
         requests: list[Request] = []
         for version in FAMILIES:
             chains, rules = get_state(version)
@@ -243,4 +243,4 @@ def _delete(
                 requests.append(nft.delete_empty_chain_request(Chain(Table(NFPROTO[version], TABLE), OWNERS)))
         nft.change(socket, *requests, generation=generation)
 
-    nft.retry_with_generation(socket, attempt)
+    nft.retry_with_generation(socket, delete_selected)

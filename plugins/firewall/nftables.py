@@ -74,13 +74,13 @@ def gc(socket: NftSocket, network: str, valid: Collection[Attachment]) -> None:
 
 def _add_with_retry(socket: NftSocket, spec: FirewallSpec) -> None:
     """Creates missing objects; tries again if the kernel's answer was lost. Raises KernelError."""
-    attempt = partial(nft.retry_with_generation, socket, lambda generation: _add(socket, spec, generation))
+    add = partial(nft.retry_with_generation, socket, lambda generation: _add(socket, spec, generation))
     try:
-        attempt()
+        add()
     except KernelError as error:
         if not _is_lost(error):
             raise
-        attempt()
+        add()
 
 
 def _is_lost(error: KernelError) -> bool:

@@ -44,7 +44,7 @@ def save_records(socket: NftSocket, spec: FirewallSpec) -> None:
     zone = (_ZONE, spec.zone.encode()[:64])
     data = rules.userdata(spec, zone, label=f"zone: {spec.zone}, ")
 
-    def attempt(generation: int) -> None:
+    def write_elements(generation: int) -> None:
         requests = [nft.table_request(rules.TABLE)]
         for version in spec.versions:
             record_set = SETS[version]
@@ -61,7 +61,7 @@ def save_records(socket: NftSocket, spec: FirewallSpec) -> None:
             )
         nft.change(socket, *requests, generation=generation)
 
-    _retry_if_supported(socket, attempt)
+    _retry_if_supported(socket, write_elements)
 
 
 def list_records_of(socket: NftSocket, spec: FirewallSpec) -> list[SourceRecord]:
@@ -85,7 +85,7 @@ def delete_records(socket: NftSocket, records: Iterable[SourceRecord]) -> None:
     """Deletes records that still have the same owner; absent is success. Raises KernelError."""
     stale = {(record.address.packed, record.owner) for record in records}
 
-    def attempt(generation: int) -> None:
+    def delete_elements(generation: int) -> None:
         requests = []
         for record_set in SETS.values():
             elements = nft_set.list_elements(socket, record_set)
@@ -95,7 +95,7 @@ def delete_records(socket: NftSocket, records: Iterable[SourceRecord]) -> None:
         nft.change(socket, *requests, generation=generation)
 
     if stale:
-        _retry_if_supported(socket, attempt)
+        _retry_if_supported(socket, delete_elements)
 
 
 def list_records(socket: NftSocket) -> list[SourceRecord]:
@@ -112,9 +112,9 @@ def _zone(element: Element) -> str:
     return nft_rule.parse_comment(element.userdata).removeprefix("zone: ").partition(", ")[0]
 
 
-def _retry_if_supported(socket: NftSocket, attempt: Callable[[int], None]) -> None:
+def _retry_if_supported(socket: NftSocket, change_elements: Callable[[int], None]) -> None:
     try:
-        nft.retry_with_generation(socket, attempt)
+        nft.retry_with_generation(socket, change_elements)
     except KernelError as error:
         if error.errno not in _UNSUPPORTED:
             raise

@@ -179,9 +179,9 @@ def parse_leniently(args: CmdArgs, net_conf: NetConf) -> HostPorts:
     except CniError:
         prev_result = None
     mappings = []
-    for item in _valid_mapping_list(net_conf):
+    for mapping_fields in _valid_mapping_list(net_conf):
         with suppress(CniError):
-            mappings.append(_mapping(item))
+            mappings.append(_mapping(mapping_fields))
     return HostPorts(
         net_conf.name,
         args.container_id,
@@ -204,7 +204,7 @@ def may_have_host_ports(net_conf: NetConf) -> bool:
 
 def _mappings(fields: Fields) -> tuple[PortMapping, ...]:
     """Returns the mappings that the runtime requests (capability portMappings), without duplicates."""
-    mappings = [_mapping(item) for item in fields.section("runtimeConfig").objects("portMappings")]
+    mappings = [_mapping(mapping_fields) for mapping_fields in fields.section("runtimeConfig").objects("portMappings")]
     return tuple(dict.fromkeys(mappings))
 
 
@@ -216,27 +216,27 @@ def _valid_mapping_list(net_conf: NetConf) -> tuple[Fields, ...]:
         return ()
 
 
-def _mapping(item: Fields) -> PortMapping:
-    container_port = _port(item, "containerPort", "Invalid container port number")
-    host_port = _port(item, "hostPort", "Invalid host port number")
-    if not item.string("protocol"):
-        raise item.error("protocol", "is missing", f"write one of {', '.join(PROTOCOLS)}")
-    protocol = item.string("protocol").lower()  # runtimes send lower case, Kubernetes objects have upper case
+def _mapping(mapping_fields: Fields) -> PortMapping:
+    container_port = _port(mapping_fields, "containerPort", "Invalid container port number")
+    host_port = _port(mapping_fields, "hostPort", "Invalid host port number")
+    if not mapping_fields.string("protocol"):
+        raise mapping_fields.error("protocol", "is missing", f"write one of {', '.join(PROTOCOLS)}")
+    protocol = mapping_fields.string("protocol").lower()  # runtimes send lower case, Kubernetes objects have upper case
     if protocol not in PROTOCOLS:
-        unknown = item.string("protocol")
-        raise item.error("protocol", f'is unknown: "{unknown}"', f"write one of {', '.join(PROTOCOLS)}")
+        unknown = mapping_fields.string("protocol")
+        raise mapping_fields.error("protocol", f'is unknown: "{unknown}"', f"write one of {', '.join(PROTOCOLS)}")
     try:
-        host_ip = item.ip("hostIP")
+        host_ip = mapping_fields.ip("hostIP")
     except CniError as error:
         error.details = 'write an address of the host like "192.0.2.1", or leave it out for all of them'
         raise
     return PortMapping(host_port, container_port, protocol, host_ip)
 
 
-def _port(item: Fields, key: str, text: str) -> int:
-    number = item.integer(key) or 0
+def _port(mapping_fields: Fields, key: str, text: str) -> int:
+    number = mapping_fields.integer(key) or 0
     if not 0 < number <= _PORT_MAX:
-        raise invalid_conf(f"{text}: {number}", f'"{item.path(key)}" must be between 1 and {_PORT_MAX}')
+        raise invalid_conf(f"{text}: {number}", f'"{mapping_fields.path(key)}" must be between 1 and {_PORT_MAX}')
     return number
 
 

@@ -23,10 +23,10 @@ def list_host_ports(socket: NftSocket) -> list[OwnedRule]:
     """
     listed = []
     for scheme in _SCHEMES:
-        for item, rule in iptables_nft.list_owned_rules(socket, scheme, HOST_PORT):
+        for owned_rule, rule in iptables_nft.list_owned_rules(socket, scheme, HOST_PORT):
             protocol = nft_rule.parse_destination(rule.expressions).protocol
             ports = iptables_state.jump_ports(rule)
-            listed += [item._replace(subject=f"{port}/{protocol}") for port in ports] or [item]
+            listed += [owned_rule._replace(subject=f"{port}/{protocol}") for port in ports] or [owned_rule]
     for version in rules.CHAINS:
         for chain in rules.attachment_chains(version):
             for rule in nft.list_rules(socket, chain):
@@ -43,10 +43,10 @@ def list_host_ports(socket: NftSocket) -> list[OwnedRule]:
 def list_host_ports_legacy() -> list[OwnedRule]:
     """Returns the host ports in iptables-legacy, each with its owner; raises CniError."""
     listed = []
-    for item, rule in iptables_chains.list_legacy_owned_rules(_SCHEMES, HOST_PORT):
+    for owned_rule, rule in iptables_chains.list_legacy_owned_rules(_SCHEMES, HOST_PORT):
         jump_rule = iptables_rules.parse_jump_rule(rule)
         ports = [f"{port}/{jump_rule.protocol}" for port in jump_rule.ports]
-        listed += [item._replace(subject=subject) for subject in ports] or [item]
+        listed += [owned_rule._replace(subject=subject) for subject in ports] or [owned_rule]
     return listed
 
 

@@ -84,14 +84,14 @@ def remove(socket: NftSocket, host_veth: str = "", kept_interfaces: Collection[s
     which may be one of them. Raises KernelError.
     """
 
-    def attempt() -> set[str]:
+    def delete_unneeded_guards() -> set[str]:
         rules = {rule: name for rule in nft.list_rules(socket, _CHAIN) if (name := _interface_of_rule(rule))}
         missing, disabled = _disable_and_find_unneeded(rules.values(), host_veth, kept_interfaces)
         _delete_guards(socket, (rule for rule, name in rules.items() if name in missing or name in disabled))
         return missing
 
     # If an interface exists again by now, a parallel ADD may have relied on the deleted guard: create it again.
-    for name, existing_link in _get_links(nft.retry(attempt)).items():
+    for name, existing_link in _get_links(nft.retry(delete_unneeded_guards)).items():
         if existing_link:
             nft.retry(partial(_ensure_with_socket, socket, name))
 

@@ -51,7 +51,7 @@ def delete(socket: NftSocket, host_ports: HostPorts) -> None:
     Raises CniError(999).
     """
 
-    def attempt() -> None:
+    def delete_rules() -> None:
         reader = TableReader(socket)
         _delete_rules(
             socket,
@@ -63,7 +63,7 @@ def delete(socket: NftSocket, host_ports: HostPorts) -> None:
         )
 
     try:
-        nft.retry(attempt)
+        nft.retry(delete_rules)
     except KernelError as error:
         raise CniError(error.code, f"error deleting nftables rules: {error.msg}", error.details) from error
 
@@ -91,7 +91,7 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
     known_comments = {rules.comment(item.container_id) for item in attachments}
     chains = [chain for version in CHAINS for chain in rules.attachment_chains(version)]
 
-    def attempt() -> int:
+    def delete_stale_rules() -> int:
         reader = TableReader(socket)
         stale, unowned = [], 0
         for located in reader.list_matching(chains, partial(rules.may_be_stale, network_hash, valid_owners)):
@@ -102,7 +102,7 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
         _delete_rules(socket, stale)
         return unowned
 
-    nft_owner.report_unowned("portmap", nft.retry(attempt), f"tables {TABLES[4].name}")
+    nft_owner.report_unowned("portmap", nft.retry(delete_stale_rules), f"tables {TABLES[4].name}")
 
 
 def get_problem() -> str:
