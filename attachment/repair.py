@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cni.errors import CniError
-from process.record import change
+from process.record import allows_change
 
 
 def repair_if_missing(part: str, check: Callable[[], object], create: Callable[[], object]) -> bool:
@@ -19,7 +19,7 @@ def repair_if_missing(part: str, check: Callable[[], object], create: Callable[[
     try:
         check()
     except CniError as error:
-        if change(f"restore {part}: {error.msg}"):
+        if allows_change(f"restore {part}: {error.msg}"):
             create()
         return True
     return False

@@ -146,7 +146,7 @@ def _run(program: str, kind: str, args: CmdArgs, conf: NetConf) -> Result | None
             except Exception as error:
                 raise skel.as_cni_error(error) from error
             return result and result.converted(conf.version)
-        if args.command in _CHANGING and not record.change(f"run {args.command} of {kind} ({program})"):
+        if args.command in _CHANGING and not record.allows_change(f"run {args.command} of {kind} ({program})"):
             return None
         output = _execute(program, args)
     if args.command != "ADD":

@@ -115,13 +115,13 @@ class Bus(OwnedSocket):
         libdbus; the service may still execute it, before any later call. Raises CniError only when nothing was sent.
         """
         if record.is_dry_run() and any(call.description for call in calls):
-            record.change(*(call.description for call in calls))
+            record.note_change(*(call.description for call in calls))
             return [Reply()] * len(calls)
         with record.timed_step("call a service on the system bus"):
             replies, failure = self._exchange(calls)
         if record.is_recording():
             done = [call.description for call, reply in zip(calls, replies, strict=True) if reply and not reply.error]
-            record.change(*filter(None, done))
+            record.note_change(*filter(None, done))
         return [reply or Reply((failure and failure.msg,), NO_REPLY) for reply in replies]
 
     def _exchange(self, calls: Sequence[Call], before: bytes = b"") -> tuple[list[Reply | None], CniError | None]:

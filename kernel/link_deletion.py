@@ -63,13 +63,13 @@ def delete_in_background(
     peer = f', the other end of "{watched.name}"' if watched is not deleted else ""
     description = link.delete_request(deleted).description + peer
     if record.is_dry_run():
-        record.change(description)
+        record.note_change(description)
         return True
     try:
         with record.timed_step(description), open_listener() as listener, open_socket() as socket:
             is_deleted = _delete(deleted, watched, listener, socket)
         if is_deleted:
-            record.change(description)
+            record.note_change(description)
         return is_deleted
     except (OSError, KernelError) as error:
         why = error.strerror if isinstance(error, OSError) else error

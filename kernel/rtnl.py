@@ -144,12 +144,12 @@ class Socket(OwnedSocket):
         and sends none. The `then` requests read, and follow in the same send.
         """
         if record.is_dry_run():
-            record.change(*(request.describe() for request in requests))
+            record.note_change(*(request.describe() for request in requests))
             return self.get(*then)
         answers = self._talk((*requests, *then), changes=len(requests))
         acknowledgements, objects = answers[: len(requests)], answers[len(requests) :]
         if record.is_recording():
-            record.change(
+            record.note_change(
                 *(sent.describe() for sent, answer in zip(requests, acknowledgements, strict=True) if not answer.error)
             )
         _raise_refused(requests, acknowledgements)

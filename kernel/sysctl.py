@@ -53,7 +53,7 @@ class Setting:
         """Writes `value` even if it is the current one: for some parameters a write is a command."""
         if not record.is_dry_run():
             os.pwrite(self._descriptor, _encode(value), 0)
-        record.change(_describe(self.name, value))
+        record.note_change(_describe(self.name, value))
 
 
 def get(name: str) -> str:
@@ -100,7 +100,7 @@ def hint(number: int) -> str:
 def write(name: str, value: str, *, locked: bool = False) -> None:
     """Writes `value`; with `locked`, first waits for other processes that write with `locked`. Raises OSError."""
     if record.is_dry_run():
-        record.change(_describe(name, value))
+        record.note_change(_describe(name, value))
         return
     descriptor = os.open(_path(name), os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -109,7 +109,7 @@ def write(name: str, value: str, *, locked: bool = False) -> None:
         os.write(descriptor, _encode(value))
     finally:
         os.close(descriptor)
-    record.change(_describe(name, value))
+    record.note_change(_describe(name, value))
 
 
 def is_directory(name: str) -> bool:

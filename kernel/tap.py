@@ -86,7 +86,7 @@ def create(name: str, options: TapOptions) -> None:
         raise KernelError(description, error.errno or 0) from error
     finally:
         os.close(descriptor)
-    record.change(description)
+    record.note_change(description)
 
 
 def get_state(socket: Socket, tap: Link) -> TapState | None:

@@ -21,11 +21,11 @@ def create(directory: str, mode: int = 0o755) -> None:
     """
     if record.is_dry_run():
         if not os.path.isdir(directory):
-            record.change(_description(directory))
+            record.note_change(_description(directory))
         return
     try:
         os.mkdir(directory, mode)
-        record.change(_description(directory))
+        record.note_change(_description(directory))
     except FileExistsError:
         pass
     except FileNotFoundError:
@@ -35,7 +35,7 @@ def create(directory: str, mode: int = 0o755) -> None:
         create(above)
         with suppress(FileExistsError):  # another process was quicker
             os.mkdir(directory, mode)
-            record.change(_description(directory))
+            record.note_change(_description(directory))
 
 
 def check_writable(directory: str) -> None:

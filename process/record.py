@@ -1,7 +1,7 @@
 """The record of a verb's changes and of the duration of its steps, for the log and the `podwire` tool.
 
-Code that makes a change records it in the same place: `if change("delete ..."): ...`. A change that may fail
-is recorded after it has succeeded. When recording is off this costs one comparison. In a dry run changes
+Code that makes a change records it in the same place: `if allows_change("delete ..."): ...`. A change that may fail is
+recorded after it has succeeded, by `note_change`. When recording is off this costs one comparison. In a dry run changes
 are recorded and not carried out: this shows what DEL and GC would remove. ADD reads back what it has created, so it has
 no dry run; it can only be tried in other namespaces.
 
@@ -39,7 +39,7 @@ _current: VerbRecord | None = None
 
 @contextmanager
 def recording(*, dry_run: bool = False) -> Iterator[VerbRecord]:
-    """Records the changes of the block; in a dry run `change` returns False, and nothing is changed."""
+    """Records the changes of the block; in a dry run `allows_change` returns False, and nothing is changed."""
     global _current  # noqa: PLW0603 - the module docstring says why
     before = _current
     _current = VerbRecord(dry_run)
@@ -49,12 +49,18 @@ def recording(*, dry_run: bool = False) -> Iterator[VerbRecord]:
         _current = before
 
 
-def change(*descriptions: str) -> bool:
-    """Records changes, before or after they are made, and returns whether to make them: False in a dry run."""
+def allows_change(*descriptions: str) -> bool:
+    """Records changes that the caller is about to make; returns whether to make them: False in a dry run."""
     if _current is None:
         return True
     _current.changes += descriptions
     return not _current.dry_run
+
+
+def note_change(*descriptions: str) -> None:
+    """Records changes that the caller has made, or would make if this were no dry run."""
+    if _current is not None:
+        _current.changes += descriptions
 
 
 def is_recording() -> bool:

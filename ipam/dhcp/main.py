@@ -47,7 +47,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     If the daemon does not answer in time, or the plugin is interrupted while it waits, the lease is released.
     """
     conf = dhcp_conf.parse(net_conf, args.args)
-    if not record.change("ask the DHCP daemon for a lease"):
+    if not record.allows_change("ask the DHCP daemon for a lease"):
         return Result()
     with Undo() as undo:
         undo.push("release the lease", partial(_release, args, net_conf, _ROLLBACK_LIMIT_S))
@@ -60,7 +60,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
 
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     """Releases the lease; if the daemon cannot be reached, leaves a note for its next start."""
-    if record.change("ask the DHCP daemon to release the lease"):
+    if record.allows_change("ask the DHCP daemon to release the lease"):
         _release(args, net_conf)
 
 
@@ -99,7 +99,7 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
         owner = lease.owner
         if Attachment(owner.container_id, owner.ifname) in valid:
             continue
-        if record.change(f"release the lease of {owner.name}"):
+        if record.allows_change(f"release the lease of {owner.name}"):
             _release(replace(args, container_id=owner.container_id, ifname=owner.ifname), net_conf)
 
 

@@ -194,7 +194,7 @@ class Reservations(StoreFiles):
             return {}  # an ADD that is not a dry run would have created the directory
         owners, residue = _read_all(self.directory)
         for name in residue:
-            if record.change(f"remove {self.directory}/{name}, which a crash left empty"):
+            if record.allows_change(f"remove {self.directory}/{name}, which a crash left empty"):
                 os.unlink(f"{self.directory}/{name}")
         if not record.is_dry_run():
             self._index.rebuild({owner: names for owner, names in owners.items() if owner})
@@ -221,14 +221,14 @@ class Reservations(StoreFiles):
             os.unlink(path)
             _create(self.directory, path, owner)
         if record.is_recording():
-            record.change(_describe("reserve", name, owner))
+            record.note_change(_describe("reserve", name, owner))
         self._index.add(owner, name)
         return True
 
     def note_last_reserved(self, number: int, name: str) -> None:
         """Writes `last_reserved_ip.<number>`, after which the next search of that range set begins."""
         path = f"{self.directory}/last_reserved_ip.{number}"
-        record.change(f"write {name} to {path}")
+        record.note_change(f"write {name} to {path}")
         text = name.encode()
         if len(text) < len(self.last_reserved(number)):
             os.unlink(path)  # overwriting a longer text would need a second step that truncates the file
@@ -256,7 +256,7 @@ class Reservations(StoreFiles):
 
     def release(self, name: str, owner: bytes) -> None:
         """Releases the reservation `name` of `owner`; a missing one is success."""
-        if record.is_recording() and not record.change(_describe("release", name, owner)):
+        if record.is_recording() and not record.allows_change(_describe("release", name, owner)):
             return
         with suppress(FileNotFoundError):
             os.unlink(f"{self.directory}/{name}")

@@ -117,7 +117,7 @@ def apply(
     changed.
     """
     if record.is_dry_run():
-        record.change(*_shell_commands(changes, table))
+        record.note_change(*_shell_commands(changes, table))
         return
     programs = {family: iptables_program.find(family, legacy=legacy) for family, items in changes.items() if items}
     applied = apply_by_netlink(changes, table, programs)
@@ -125,7 +125,7 @@ def apply(
     runs = iptables_program.run(remaining, table, legacy=legacy)
     failed = {family: run for family, run in runs.items() if run.outcome.status}
     if record.is_recording():
-        record.change(
+        record.note_change(
             *_shell_commands({family: items for family, items in changes.items() if family not in failed}, table)
         )
     for family, run in failed.items():

@@ -176,7 +176,7 @@ def change(socket: NftSocket, *requests: Request, generation: int = 0, recorded:
     if not record.is_dry_run():
         send(socket, requests, generation=generation)
     if recorded and record.is_recording():
-        record.change(*(request.describe() for request in requests))
+        record.note_change(*(request.describe() for request in requests))
 
 
 def retry(attempt: Callable[[], Returned]) -> Returned:

@@ -133,7 +133,7 @@ class BackupStore:
             return None
 
     def _write(self, path: str, text: str) -> None:
-        if record.change(f"save {path}"):
+        if record.allows_change(f"save {path}"):
             if not os.path.isdir(self.data_dir):
                 directories.create(self.data_dir, 0o700)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -240,4 +240,4 @@ def _delete(path: str) -> None:
             os.unlink(path)
     except (FileNotFoundError, NotADirectoryError):
         return
-    record.change(f"remove {path}")
+    record.note_change(f"remove {path}")

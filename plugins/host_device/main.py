@@ -127,7 +127,7 @@ def cmd_reclaim(args: CmdArgs, net_conf: NetConf) -> None:
     if saved is None or saved.network != net_conf.name or not restoration.is_of_this_boot(saved):
         return
     with Socket() as host:
-        if restoration.find_on_host(device.list_all(host), saved) and record.change(
+        if restoration.find_on_host(device.list_all(host), saved) and record.allows_change(
             f'restore the device "{saved.name}"'
         ):
             _reclaim(store, saved)

@@ -165,7 +165,7 @@ class Backup:
             }
             _write(self._files.note, gojson.dumps(note))  # an incomplete note counts as none
         os.rename(self._files.draft, self._files.path)
-        record.change(f"save the attributes of {self._attachment.ifname} in {self._files.path}")
+        record.note_change(f"save the attributes of {self._attachment.ifname} in {self._files.path}")
 
 
 def _remove_draft(files: _Files) -> None:
@@ -286,7 +286,7 @@ def _delete(path: str) -> None:
             os.lstat(path)
         else:
             os.unlink(path)
-        record.change(f"remove {path}")
+        record.note_change(f"remove {path}")
     except OSError as error:
         if error.errno not in _ABSENT or (error.errno == errno.EACCES and os.path.lexists(path)):
             raise

@@ -40,7 +40,7 @@ def run(env=None, config=None, *, fails=None, stdin=None):
 
     def verb(args, conf):
         with record.timed_step("work"):
-            record.change('make "veth0"')
+            record.note_change('make "veth0"')
         if fails:
             raise fails
         return RESULT

@@ -18,9 +18,9 @@ OWNER = b"cid\r\neth0"
 
 def test_without_a_record_changes_are_executed():
     """Without a record every change is to be executed, and neither changes nor steps are recorded."""
-    assert (record.change("delete it"), record.is_recording(), record.is_dry_run()) == (True, False, False)
+    assert (record.allows_change("delete it"), record.is_recording(), record.is_dry_run()) == (True, False, False)
     with record.timed_step("work"):
-        assert record.change("delete it")
+        assert record.allows_change("delete it")
 
 
 def test_recording():
@@ -29,24 +29,24 @@ def test_recording():
     def work():
         with record.timed_step("outer"):
             with record.timed_step("inner"):
-                assert record.change("one", "two")
+                record.note_change("one", "two")
             raise ValueError("no")
 
     with record.recording() as recorded, pytest.raises(ValueError, match="no"):
         work()
     assert (recorded.changes, [step.what for step in recorded.steps]) == (["one", "two"], ["inner", "outer"])
     assert 0 <= recorded.steps[0].ms <= recorded.steps[1].ms
-    assert record.change("three")
+    record.note_change("three")
     assert (record.is_recording(), recorded.changes) == (False, ["one", "two"])
 
 
 def test_dry_run():
     """In a dry run changes are recorded and not to be executed; a nested record counts for its block only."""
     with record.recording(dry_run=True) as outer:
-        assert (record.change("one"), record.is_dry_run()) == (False, True)
+        assert (record.allows_change("one"), record.is_dry_run()) == (False, True)
         with record.recording() as inner:
-            assert (record.change("two"), record.is_dry_run()) == (True, False)
-        assert not record.change("three")
+            assert (record.allows_change("two"), record.is_dry_run()) == (True, False)
+        assert not record.allows_change("three")
     assert (outer.changes, inner.changes) == (["one", "three"], ["two"])
 
 
