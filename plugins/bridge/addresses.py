@@ -20,16 +20,17 @@ from process.values import replace
 _DEFAULTS: tuple[Cidr, ...] = (IPv4Interface("0.0.0.0/0"), IPv6Interface("::/0"))
 
 
-def with_gateways(ipam_result: Result, conf: BridgeConf, interface: int) -> Result:
-    """Returns the IPAM result with its addresses assigned to `interface`, and with gateways and default routes.
+def with_gateways(ipam_result: Result, conf: BridgeConf, interface_index: int) -> Result:
+    """Returns the IPAM result with its addresses assigned to an interface, and with gateways and default routes.
 
-    `interface` is an index into the result's interfaces. A gateway outside of its address's subnet, as with a second
-    block of a pool, gets a route of scope link before the other routes. Raises CniError(7) for an MTU that is too small
-    for the addresses, and for a subnet without a usable gateway.
+    `interface_index` is an index into the result's interfaces. A gateway outside of its address's subnet, as with a
+    second block of a pool, gets a route of scope link before the other routes. Raises CniError(7) for an MTU that is
+    too small for the addresses, and for a subnet without a usable gateway.
     """
     refuse_small_mtu(conf.mtu, ipam_result.ips, auto_mtu.HINT if conf.mtu_auto else "")
     ips = tuple(
-        replace(ip, interface=interface, gateway=ip.gateway or _default_gateway(ip, conf)) for ip in ipam_result.ips
+        replace(ip, interface=interface_index, gateway=ip.gateway or _default_gateway(ip, conf))
+        for ip in ipam_result.ips
     )
     if conf.is_gateway:
         for ip in ips:
@@ -81,8 +82,9 @@ def is_assigned(gateway: Address, prefix_length: int, existing: Collection[tuple
 def is_conflict(one: Cidr, other: Cidr) -> bool:
     """Returns whether two addresses cannot be on one bridge: both are IPv4, or both IPv6 with overlapping subnets.
 
-    One address may be there twice, for a subnet and for single addresses, whose gateway it is, too. Any number of
-    link-local IPv6 addresses may be there: the kernel adds one, and a gateway such as fe80::1 is another.
+    No conflict is the same address with two prefix lengths, as the gateway of a subnet and of single addresses (/32,
+    /128). Any number of link-local IPv6 addresses is none, either: the kernel adds one, and a gateway such as fe80::1
+    is another.
     """
     if one.version == 6 and one.ip.is_link_local and other.ip.is_link_local:
         return False

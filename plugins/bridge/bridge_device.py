@@ -1,7 +1,7 @@
 """The bridge device: created or reused, with its gateway addresses.
 
-Other attachments share the bridge, so ADD adds what the bridge lacks and removes nothing, except conflicting addresses
-with "forceAddress". A failed ADD deletes the bridge if that ADD created it.
+Other attachments share the bridge, so ADD adds what the bridge lacks and removes nothing, except, with "forceAddress",
+addresses that conflict with the gateways. A failed ADD deletes the bridge if that ADD created it.
 """
 
 from __future__ import annotations
@@ -93,28 +93,29 @@ def _create(host: Socket, conf: BridgeConf, undo: Undo) -> Link:
 
 
 def disable_dad(name: str, conf: BridgeConf) -> None:
-    """Disables IPv6 duplicate address detection on a new gateway, unless "enabledad" is set.
+    """Disables IPv6 duplicate address detection on a new gateway link, unless "enabledad" is set.
 
-    The kernel gives it a link-local address, from its random MAC address, when the first pod's port comes up. Until the
-    detection ends, after two seconds, the gateway has no address to look for pods with, and forwards nothing to them.
+    The kernel gives the link a link-local address when the first pod's port comes up, and solicits the pods from that
+    address. It cannot use the address before the detection ends, two seconds later: until then no packet reaches a pod.
     """
     if conf.is_gateway and not conf.dad:
         sysctl.try_write(f"ipv6/conf/{name}/accept_dad", "0")
 
 
-def ensure_mac(host: Socket, before: Link, after: Link) -> Link:
-    """Pins the bridge's MAC address after a port was added; returns the bridge with that MAC address.
+def restore_mac(host: Socket, before: Link, after: Link) -> Link:
+    """Sets the MAC address that the bridge had before a port was added, if the port changed it; returns the bridge.
 
     `before` and `after` are the bridge before and after the port was added. Until its MAC address is set explicitly, a
-    bridge uses the lowest one of its ports: an added port could change it, and neighbours would send to the former one.
-    Setting the MAC address of `before` again prevents that. A bridge that never had a port may have no MAC address
-    yet; then that of `after` is set. Raises KernelError.
+    bridge uses the lowest one of its ports. So a new port may change it, and neighbours would still send to the former
+    address. A bridge that never had a port may have no MAC address before: then the one that it has after is set, and
+    no later port changes it. Raises KernelError.
     """
     if after.mac == before.mac:
         return after
-    keep = before if before.mac.strip("0:") else after
-    host.change(link.set_request(after, mac=keep.mac_bytes))
-    return after._replace(mac=keep.mac)
+    had_mac = bool(before.mac.strip("0:"))
+    source = before if had_mac else after
+    host.change(link.set_request(after, mac=source.mac_bytes))
+    return after._replace(mac=source.mac)
 
 
 def add_gateways(host: Socket, gateway_link: Link, conf: BridgeConf, result: Result) -> None:
@@ -122,10 +123,10 @@ def add_gateways(host: Socket, gateway_link: Link, conf: BridgeConf, result: Res
 
     `gateway_link` is the bridge, or the gateway interface of a VLAN. Unless "enabledad" is set, IPv6 gateways skip
     duplicate address detection. It takes two seconds, in which the gateway answers no neighbour solicitation, and the
-    first pod of a node would wait that long for its first packet. A subnet without its gateway, as the second block of
-    a pool, gets a route. Its source is the gateway, unless that is a link-local IPv6 address: few programs can answer
-    to one. If one gateway conflicts with an existing address, nothing is changed. Raises KernelError, and CniError(7)
-    for a conflict.
+    first pod of a node would wait that long for its first packet. A subnet that does not contain its gateway, such as
+    the second block of a pool, gets a route. The source address of that route is the gateway, unless it is a link-local
+    IPv6 address: few programs can answer a packet from such an address. If one gateway conflicts with an existing
+    address, nothing is changed. Raises KernelError, and CniError(7) for a conflict.
     """
     gateways = [pair for ip in result.ips if (pair := gateway_and_prefix(ip)) is not None]
     requests = _address_requests(host, gateway_link, gateways, conf)
@@ -151,9 +152,9 @@ def add_gateways(host: Socket, gateway_link: Link, conf: BridgeConf, result: Res
 
 
 def refuse_disabled_ipv6(gateway_link: Link | None, gateways_by_range_set: Iterable[Iterable[Cidr]]) -> None:
-    """Raises CniError(999) if a range set is IPv6, and `gateway_link` cannot have IPv6 addresses; None is a new link.
+    """Raises CniError(999) if a range set is IPv6, and `gateway_link` cannot have IPv6 addresses.
 
-    Invalid ranges are ignored, as by refuse_conflict().
+    `gateway_link` is None if ADD would create it. Invalid ranges are ignored, as by refuse_conflict().
     """
     name = gateway_link.name if gateway_link else ""
     if not _is_ipv6_disabled(name or "default"):
@@ -175,7 +176,7 @@ def refuse_conflict(host: Socket, gateway_link: Link, gateways_by_range_set: Ite
     existing = [item.address for item in address.list_on_link(host, gateway_link)]
     try:
         conflict = next(
-            filter(None, (_conflict_of_all(gateways, existing) for gateways in gateways_by_range_set)), None
+            filter(None, (_conflict_of_range_set(gateways, existing) for gateways in gateways_by_range_set)), None
         )
     except CniError:
         return
@@ -184,10 +185,10 @@ def refuse_conflict(host: Socket, gateway_link: Link, gateways_by_range_set: Ite
 
 
 def _enable_ipv6_command(name: str) -> str:
-    """Returns the command that enables IPv6 on a link `name`, "" for a new link.
+    """Returns the command that enables IPv6 on the link `name`; for a `name` of "", on links that ADD creates.
 
-    A failed ADD deletes a link that it created: then the setting of new links is the cause, and sysctl ignores that of
-    the deleted link by -e.
+    If the setting of new links (`default`) is the cause, a failed ADD may have created the link, and has deleted it
+    then: -e makes sysctl ignore a link that does not exist.
     """
     setting = f"ipv6/conf/{name}/disable_ipv6"
     if _is_ipv6_disabled("all"):
@@ -227,17 +228,18 @@ def _address_requests(
     existing = [item.address for item in assigned]
     requests = []
     for gateway_cidr in starmap(with_prefix, gateways):
-        conflicting = _list_conflicting(gateway_cidr, existing)
-        if conflicting and not conf.force_address:
-            raise _conflict_error(host, gateway_link, gateway_cidr, conflicting[0], ignored_ports=1)
-        for other_cidr in conflicting:
+        conflicts = _conflicts_with(gateway_cidr, existing)
+        if conflicts and not conf.force_address:
+            raise _conflict_error(host, gateway_link, gateway_cidr, conflicts[0], ignored_ports=1)
+        for other_cidr in conflicts:
             existing.remove(other_cidr)
             requests.append(address.remove_request(gateway_link, other_cidr))
-        single = with_prefix(gateway_cidr.ip, gateway_cidr.max_prefixlen)
-        if gateway_cidr.version == 6 and single in existing:
-            # It is there for pods with single addresses. A link cannot have an IPv6 address twice, as one of IPv4.
-            existing.remove(single)
-            requests.append(address.remove_request(gateway_link, single))
+        single_cidr = with_prefix(gateway_cidr.ip, gateway_cidr.max_prefixlen)
+        if gateway_cidr.version == 6 and single_cidr in existing:
+            # An ADD of a /128 address has added it. A link can have an IPv4 address with two prefix lengths, but not an
+            # IPv6 address; with the shorter one it serves both.
+            existing.remove(single_cidr)
+            requests.append(address.remove_request(gateway_link, single_cidr))
         if gateway_cidr not in existing:
             existing.append(gateway_cidr)
             requests.append(address.add_request(gateway_link, gateway_cidr, exists_ok=True, dad=conf.dad))
@@ -267,17 +269,17 @@ def _conflict_error(
     return invalid_conf(msg, details)
 
 
-def _conflict_of_all(gateways: Iterable[Cidr], existing: list[Cidr]) -> tuple[Cidr, Cidr] | None:
-    """Returns the first gateway and an address that conflicts with it, if all gateways conflict; else None."""
+def _conflict_of_range_set(gateways: Iterable[Cidr], existing: list[Cidr]) -> tuple[Cidr, Cidr] | None:
+    """Returns the first gateway and an address that conflicts with it; None unless all gateways have conflicts."""
     first = None
     for gateway_cidr in gateways:
-        conflicting = _list_conflicting(gateway_cidr, existing)
-        if not conflicting:
+        conflicts = _conflicts_with(gateway_cidr, existing)
+        if not conflicts:
             return None
-        first = first or (gateway_cidr, conflicting[0])
+        first = first or (gateway_cidr, conflicts[0])
     return first
 
 
-def _list_conflicting(gateway_cidr: Cidr, existing: list[Cidr]) -> list[Cidr]:
+def _conflicts_with(gateway_cidr: Cidr, existing: list[Cidr]) -> list[Cidr]:
     """Returns the existing addresses that conflict with a gateway; none if the gateway is one of them."""
     return [] if gateway_cidr in existing else [cidr for cidr in existing if is_conflict(gateway_cidr, cidr)]

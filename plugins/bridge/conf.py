@@ -131,17 +131,17 @@ def gateway_name(bridge: str, conf: BridgeConf) -> str:
     return f"{bridge}.{conf.vlans.access}"
 
 
-def refuse_long_names(existing: str, conf: BridgeConf) -> None:
+def refuse_long_names(existing_name: str, conf: BridgeConf) -> None:
     """Raises CniError(7) if ADD would create the bridge, or the gateway interface, with a name of more than 15 bytes.
 
-    `existing` is the name of the bridge whose name or altname is configured, "" if there is none.
+    `existing_name` is the name of the bridge whose name or altname is configured, "" if there is none.
     """
-    if not existing and not is_interface_name(conf.bridge):
+    if not existing_name and not is_interface_name(conf.bridge):
         raise invalid_conf(
             f'failed to create bridge "{conf.bridge}": the name is longer than 15 bytes',
             'set "bridge" to a shorter name, or to an altname that a bridge of the host has',
         )
-    bridge = existing or conf.bridge
+    bridge = existing_name or conf.bridge
     name = gateway_name(bridge, conf)
     if conf.is_gateway and conf.vlans.access and not is_interface_name(name):
         raise invalid_conf(
@@ -174,29 +174,29 @@ def _vlans(fields: Fields) -> PortVlans:
 def _trunk(items: tuple[Fields, ...]) -> tuple[int, ...]:
     """Returns the IDs of all elements, unique and sorted; an element has "id", both "minID" and "maxID", or all."""
     ids: set[int] = set()
-    for item in items:
-        min_id, max_id, single_id = item.integer("minID"), item.integer("maxID"), item.integer("id")
+    for element in items:
+        min_id, max_id, single_id = element.integer("minID"), element.integer("maxID"), element.integer("id")
         if min_id is not None and max_id is not None:
-            _check_trunk_id(item, "minID", min_id)
-            _check_trunk_id(item, "maxID", max_id)
+            _check_trunk_id(element, "minID", min_id)
+            _check_trunk_id(element, "maxID", max_id)
             if max_id < min_id:
                 raise _wrong_vlan(
-                    "minID is greater than maxID in trunk parameter", f'"{item.path("minID")}" is {min_id}'
+                    "minID is greater than maxID in trunk parameter", f'"{element.path("minID")}" is {min_id}'
                 )
             ids.update(range(min_id, max_id + 1))
         elif min_id is not None or max_id is not None:
             missing = "maxID" if max_id is None else "minID"
             msg = f"minID and maxID should be configured simultaneously, {missing} is missing"
-            raise _wrong_vlan(msg, f'set "{item.path(missing)}"')
+            raise _wrong_vlan(msg, f'set "{element.path(missing)}"')
         if single_id is not None:
-            _check_trunk_id(item, "id", single_id)
+            _check_trunk_id(element, "id", single_id)
             ids.add(single_id)
     return tuple(sorted(ids))
 
 
-def _check_trunk_id(item: Fields, key: str, number: int) -> None:
+def _check_trunk_id(element: Fields, key: str, number: int) -> None:
     if not 1 <= number <= _VLAN_MAX:
-        raise _wrong_vlan(f"incorrect trunk {key} parameter", f'"{item.path(key)}" is {number}')
+        raise _wrong_vlan(f"incorrect trunk {key} parameter", f'"{element.path(key)}" is {number}')
 
 
 def _wrong_vlan(msg: str, details: str) -> CniError:

@@ -136,20 +136,26 @@ def _desired_rules(names: _Names, host_ifname: str, mac: bytes) -> tuple[tuple[C
     )
 
 
-def _remove(socket: NftSocket, read: Callable[[], tuple[_Names, list[NftRule]]]) -> None:
+def _remove(socket: NftSocket, read_names_and_jumps: Callable[[], tuple[_Names, list[NftRule]]]) -> None:
     """Deletes the rules that jump to an attachment's chains, then the chains.
 
-    `read` returns the attachment's names and these rules. It is called for each attempt: other processes change the
-    table. A chain to which a foreign rule jumps cannot be deleted: it is flushed, and stderr reports that.
+    `read_names_and_jumps` returns the attachment's names and these rules. Each try calls it again, since other
+    processes change the table. A chain to which a foreign rule jumps cannot be deleted: it is flushed, and stderr
+    reports that.
     """
-    if not nft.delete_or_flush(partial(_delete, socket, read)):
-        print(f"bridge: chain {read()[0].chain} stays, empty: a rule of another program jumps there", file=sys.stderr)
+    if not nft.delete_or_flush(partial(_delete, socket, read_names_and_jumps)):
+        print(
+            f"bridge: chain {read_names_and_jumps()[0].chain} stays, empty: a rule of another program jumps there",
+            file=sys.stderr,
+        )
 
 
 def _delete(
-    socket: NftSocket, read: Callable[[], tuple[_Names, list[NftRule]]], removal_request: Callable[[Chain], Request]
+    socket: NftSocket,
+    read_names_and_jumps: Callable[[], tuple[_Names, list[NftRule]]],
+    removal_request: Callable[[Chain], Request],
 ) -> None:
-    names, jumps = read()
+    names, jumps = read_names_and_jumps()
     chains = nft.get_chains(socket, names.chain, names.mac_chain)
     nft.change(
         socket,

@@ -196,7 +196,7 @@ def _attach(host: Socket, namespace: Netns, ifname: str, conf: BridgeConf, undo:
             if not tries_left:
                 raise
         else:
-            return replace(attached, bridge=bridge_device.ensure_mac(host, bridge, attached.bridge))
+            return replace(attached, bridge=bridge_device.restore_mac(host, bridge, attached.bridge))
     raise AssertionError("unreachable")
 
 

@@ -40,8 +40,9 @@ def repair(args: CmdArgs, net_conf: NetConf, conf: BridgeConf, prev_result: Resu
         steps.append(partial(conf.masquerade.repair, args, net_conf, prev_result))
     if conf.mac_spoof_check:
         steps.append(partial(_repair_mac_spoof_check, args, net_conf.name, prev_result))
-    check_and_ensure = partial(bridge_nf_call.check, conf), partial(bridge_nf_call.ensure, conf)
-    run_all(*steps, partial(repair_if_missing, "bridge-nf-call-iptables", *check_and_ensure))
+    check, ensure = partial(bridge_nf_call.check, conf), partial(bridge_nf_call.ensure, conf)
+    steps.append(partial(repair_if_missing, "bridge-nf-call-iptables", check, ensure))
+    run_all(*steps)
 
 
 def _repair_mac_spoof_check(args: CmdArgs, network: str, prev_result: Result) -> None:
