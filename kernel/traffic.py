@@ -37,7 +37,7 @@ TBF, INGRESS, HTB = "tbf", "ingress", "htb"
 # The handle, "pw", that identifies podwire's HTB root and filters by address; other programs may add their own.
 HTB_HANDLE = 0x70770000
 PASSED, LIMITED = HTB_HANDLE, HTB_HANDLE | 1  # class IDs: past the bucket; into it
-RULES_MAX = 0x7FF  # filters of one interface: from 0x800 on, the kernel numbers filters by itself
+ADDRESS_FILTERS_MAX = 0x7FF  # filters of one interface: from 0x800 on, the kernel numbers filters by itself
 
 ROOT, _INGRESS_PARENT = 0xFFFFFFFF, 0xFFFFFFF1  # TC_H_ROOT, TC_H_INGRESS (linux/pkt_sched.h)
 _LO = 1  # the ifindex of lo in every network namespace
@@ -101,14 +101,14 @@ class Filter:
 
     `target` is the ifindex to which it redirects, 0 for a deleted interface, None for other actions. If `matches_all`,
     later filters get no packets: it is in the first chain and matches every packet. A filter of another kind than u32
-    is not decoded, and counts as matching all. `rule` is set for podwire's filters by address.
+    is not decoded, and counts as matching all. `address_filter` is set for podwire's filters by address.
     """
 
     handle: int
     info: int
     target: int | None = None
     matches_all: bool = False
-    rule: AddressFilter | None = None
+    address_filter: AddressFilter | None = None
 
     @property
     def table(self) -> tuple[int, int]:
@@ -157,13 +157,13 @@ def add_redirect_request(index: int, target: int) -> Request:
     return _u32(index, RECEIVED, 0, AddressFilter(selector([_ANY]), _CLASS, target))
 
 
-def add_rule_requests(index: int, parent: int, rules: Sequence[AddressFilter]) -> list[Request]:
+def add_filter_requests(index: int, parent: int, filters: Sequence[AddressFilter]) -> list[Request]:
     """Returns requests that add filters in order; they are evaluated before the one of add_redirect_request().
 
     `parent` is RECEIVED or the handle of a classful qdisc. A packet that a filter does not redirect enters the class of
     the filter; a received packet has no class and continues as without a filter.
     """
-    return [_u32(index, parent, number, rule) for number, rule in enumerate(rules, 1)]
+    return [_u32(index, parent, number, address_filter) for number, address_filter in enumerate(filters, 1)]
 
 
 def delete_filter_request(index: int, doomed: Filter) -> Request:
@@ -328,11 +328,11 @@ def _bucket(options: bytes) -> Bucket | None:
     return Bucket(rate64 or rate, size, limit)
 
 
-def _u32(index: int, parent: int, number: int, rule: AddressFilter) -> Request:
+def _u32(index: int, parent: int, number: int, address_filter: AddressFilter) -> Request:
     """Returns a request that adds a filter of priority 1 for all protocols; for `number` 0 the kernel chooses one."""
-    options: Attributes = [("TCA_U32_CLASSID", rule.classid), ("TCA_U32_SEL", rule.selector)]
-    if rule.target is not None:
-        parms = _MIRRED.pack(0, 0, _STOLEN, 0, 0, _REDIRECT, rule.target)
+    options: Attributes = [("TCA_U32_CLASSID", address_filter.classid), ("TCA_U32_SEL", address_filter.selector)]
+    if address_filter.target is not None:
+        parms = _MIRRED.pack(0, 0, _STOLEN, 0, 0, _REDIRECT, address_filter.target)
         mirred = {"attrs": [("TCA_MIRRED_PARMS", parms)]}
         action: Attributes = [("TCA_ACT_KIND", "mirred"), ("TCA_ACT_OPTIONS", mirred)]
         options.append(("TCA_U32_ACT", {"attrs": [("TCA_ACT_PRIO_1", {"attrs": action})]}))
@@ -361,8 +361,8 @@ def _filter(message: DecodedMessage) -> Filter | None:
     if selector is None:
         return None
     target = _target(actions)
-    rule = AddressFilter(selector, classid, target) if classid in (PASSED, LIMITED) else None
-    return Filter(message["handle"], message["info"], target, not chain and _matches_all(selector), rule)
+    address_filter = AddressFilter(selector, classid, target) if classid in (PASSED, LIMITED) else None
+    return Filter(message["handle"], message["info"], target, not chain and _matches_all(selector), address_filter)
 
 
 def _target(actions: bytes) -> int | None:

@@ -27,15 +27,17 @@ def check_ingress(limits: Limits, host_veth: Link, accepted: Collection[Bucket])
     _check_bucket(limits.root, f'packets that the pod receives are not limited on "{host_veth.name}"', accepted)
 
 
-def check_classes(host: Socket, limits: Limits, host_veth: Link, subnets: Subnets) -> Limits:
-    """Checks the subnet filters for the pod's incoming traffic; returns `limits` with HTB's bucket for `check_ingress`.
+def check_subnet_filters(host: Socket, limits: Limits, host_veth: Link, subnets: Subnets) -> Limits:
+    """Checks the subnet filters for packets to the pod; returns `limits` with HTB's bucket, for `check_ingress`.
 
     Raises CniError(999), KernelError.
     """
     root = limits.root
     if root is None or not root.is_shaper or root.kind != HTB:
         return replace(limits, root=root and replace(root, bucket=None))
-    _check_rules("receives", subnets.ingress_rules, traffic.list_filters(host, host_veth.index, root.handle))
+    _check_address_filters(
+        "receives", subnets.ingress_filters, traffic.list_filters(host, host_veth.index, root.handle)
+    )
     return replace(limits, root=replace(root, bucket=htb.get_bucket(host, host_veth.index)))
 
 
@@ -56,7 +58,9 @@ def check_egress(
             "get ifb device: Link not found", f"packets that the pod sends are not limited, or lost; {RECREATE_HINT}"
         )
     (ifb, *_) = limits.ifbs
-    _check_rules("sends", subnets.egress_rules(ifb.index), [item for item in limits.filters if item.rule])
+    _check_address_filters(
+        "sends", subnets.egress_filters(ifb.index), [item for item in limits.filters if item.address_filter]
+    )
     problem = _redirect_problem(limits.filters, ifb)
     if subnets.only:
         problem = "" if problem else "packets to networks outside the subnets are redirected, too"
@@ -82,8 +86,8 @@ def _redirect_problem(filters: Sequence[Filter], ifb: Link) -> str:
     return "an earlier ingress filter matches every packet" if is_hidden else ""
 
 
-def _check_rules(verb: str, desired: Sequence[AddressFilter], filters: Sequence[Filter]) -> None:
-    existing = {item.rule for item in filters}
+def _check_address_filters(verb: str, desired: Sequence[AddressFilter], filters: Sequence[Filter]) -> None:
+    existing = {item.address_filter for item in filters}
     missing, extra = len(set(desired) - existing), len(existing.difference(desired))
     if missing or extra:
         details = f"{missing} of {len(desired)} filters are missing or changed, and there are {extra} others"

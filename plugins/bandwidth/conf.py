@@ -10,7 +10,7 @@ from cni.conf import NetConf
 from cni.errors import invalid_conf
 from cni.fields import Fields
 from cni.keys import CIDR, INTEGER, LIST, Key, keys_of_type, runtime_config, section
-from kernel.traffic import RULES_MAX
+from kernel.traffic import ADDRESS_FILTERS_MAX
 from plugins.bandwidth.limit import Limit
 from plugins.bandwidth.subnets import EVERYWHERE, Subnets
 from process.values import dataclass
@@ -97,8 +97,8 @@ def _networks(fields: Fields, key: str) -> tuple[Network, ...]:
         except ValueError:
             hint = 'write it like "10.0.0.0/8" or "fd00::/64"'
             raise fields.error(f"{key}[{number}]", f'is not a subnet: "{text}"', hint) from None
-    if len(networks) > RULES_MAX:
+    if len(networks) > ADDRESS_FILTERS_MAX:
         raise fields.error(
-            key, f"must not have more than {RULES_MAX} subnets, not {len(networks)}", "merge some of them"
+            key, f"must not have more than {ADDRESS_FILTERS_MAX} subnets, not {len(networks)}", "merge some of them"
         )
     return tuple(networks)

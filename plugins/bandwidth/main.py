@@ -19,7 +19,7 @@ from kernel.rtnl import Socket
 from kernel.traffic import HTB, TBF, Bucket
 from plugins.bandwidth import conf as bandwidth_conf
 from plugins.bandwidth import shaper
-from plugins.bandwidth.check import check_classes, check_egress, check_ingress
+from plugins.bandwidth.check import check_egress, check_ingress, check_subnet_filters
 from plugins.bandwidth.host_veth import check_host_veth, get_container_link, get_container_veth
 from plugins.bandwidth.ifb_owner import IfbOwner, stale_ifbs
 from plugins.bandwidth.limit import Limit, compute_shape, reference_buckets
@@ -101,7 +101,7 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
         host_veth = check_host_veth(peer, container_veth, prev_result)
         if conf.ingress:
             if conf.subnets.networks:
-                limits = check_classes(host, limits, host_veth, conf.subnets)
+                limits = check_subnet_filters(host, limits, host_veth, conf.subnets)
             check_ingress(limits, host_veth, _accepted(conf.ingress, host_veth.mtu, conf.max_burst))
         if conf.egress:
             accepted = _accepted(conf.egress, host_veth.mtu, conf.max_burst)

@@ -46,7 +46,7 @@ class Limits:
     def redirects(self) -> list[Filter]:
         """The filters for subnets, and those that redirect all packets to one of the ifbs or to a deleted interface."""
         targets = {0, *(item.index for item in self.ifbs)}
-        return [item for item in self.filters if item.rule or (item.matches_all and item.target in targets)]
+        return [item for item in self.filters if item.address_filter or (item.matches_all and item.target in targets)]
 
 
 @dataclass(frozen=True)

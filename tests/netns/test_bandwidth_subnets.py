@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from kernel.traffic import RULES_MAX
+from kernel.traffic import ADDRESS_FILTERS_MAX
 from tests.support.attaching import address, host_end
 from tests.support.invocation import run_plugin
 from tests.support.modules import withheld
@@ -18,7 +18,7 @@ RATES = {"ingressRate": 80_000, "ingressBurst": 12_112, "egressRate": 80_000, "e
 NEAR, FAR = {GATEWAY, GATEWAY6}, {NODE, NODE6}  # the bridge's addresses, and the node's other ones
 SUBNETS = ["192.0.2.0/25", "2001:db8::/33"]
 UNSHAPED, SHAPED = {"unshapedSubnets": SUBNETS}, {"shapedSubnets": SUBNETS}
-MANY = {"unshapedSubnets": [f"10.9.{number >> 8}.{number & 255}/32" for number in range(RULES_MAX)]}
+MANY = {"unshapedSubnets": [f"10.9.{number >> 8}.{number & 255}/32" for number in range(ADDRESS_FILTERS_MAX)]}
 DATAGRAM, COUNT = b"x" * 1000, 40
 UDP_SEGMENT = 103  # linux/udp.h
 NOISE = re.compile(r"direct_packets_stat \d+ |index \d+ ref|bwp\w+")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel.htb import selector
-from kernel.traffic import RULES_MAX
+from kernel.traffic import ADDRESS_FILTERS_MAX
 from plugins.bandwidth.subnets import Subnets
 from tests.support.netconf import parse, refusal
 
@@ -73,9 +73,9 @@ def test_subnets_do_not_disable_the_runtimes_rates():
         ({"shapedSubnets": ["10.0.0.0/33"]}, None, '"shapedSubnets[0]" is not a subnet: "10.0.0.0/33"'),
         ({"shapedSubnets": "10.0.0.0/8"}, None, '"shapedSubnets" must be a list, not a string'),
         (
-            {"shapedSubnets": [f"10.0.{number >> 8}.{number & 255}/32" for number in range(RULES_MAX + 1)]},
+            {"shapedSubnets": [f"10.0.{number >> 8}.{number & 255}/32" for number in range(ADDRESS_FILTERS_MAX + 1)]},
             None,
-            f'"shapedSubnets" must not have more than {RULES_MAX} subnets, not {RULES_MAX + 1}',
+            f'"shapedSubnets" must not have more than {ADDRESS_FILTERS_MAX} subnets, not {ADDRESS_FILTERS_MAX + 1}',
         ),
     ],
 )

@@ -72,7 +72,7 @@ REQUESTS = {
     ),
     "no HTB": (traffic.delete_root_request(7, HTB), {"parent": ROOT, "handle": 0x70770000}, named("htb")),
     "subnet": (
-        traffic.add_rule_requests(7, 0x70770000, [AddressFilter(htb.selector(SUBNET, source=True), 0x70770000)])[0],
+        traffic.add_filter_requests(7, 0x70770000, [AddressFilter(htb.selector(SUBNET, source=True), 0x70770000)])[0],
         {"parent": 0x70770000, "info": 0x00010300, "handle": 1},
         named("u32", options=u32(keys=("0x40000000/0xf0000000+0", "0x0a160000/0xffff0000+12"), classid=0x70770000)),
     ),
