@@ -73,7 +73,7 @@ def allocate(
                     remaining.remove(address)
                     _reserve_requested(reservations, range_set, address, address_range, attachment, cache)
                 else:
-                    _refuse_second(reservations, range_set, owned, attachment, cache)
+                    _refuse_second_address(reservations, range_set, owned, attachment, cache)
                     address, address_range = _reserve_next(reservations, range_set, number, owner, cache)
             except CniError as error:
                 error.msg = f"failed to allocate for range {number}: {error.msg}"
@@ -97,12 +97,12 @@ def exhaustion_error(
     """Returns the error that ADD would raise for a full range set, None if an address is available."""
     if _has_room(store, number, range_set):
         return None
-    owners, known = owners_in(range_set, store.list_owners()), cache()
-    usage = Usage.count(range_set, owners, known)
+    owners, result_cache = owners_in(range_set, store.list_owners()), cache()
+    usage = Usage.count(range_set, owners, result_cache)
     if usage.in_use < usage.size:
         return None
     with store.origins() as origins:
-        if next(_orphaned(owners, origins, store.directory, known), None):
+        if next(_orphaned(owners, origins, store.directory, result_cache), None):
             return None
     return CniError(Code.PLUGIN_NOT_AVAILABLE, f"{_exhausted_text(range_set)}: {usage}", _hint(store.directory))
 
@@ -147,7 +147,7 @@ def owners_in(range_set: RangeSet, owners: Owners) -> Owners:
 
 
 def attachment_of(owner: bytes) -> Attachment:
-    """Returns the attachment that an owner names; a legacy owner has no ifname."""
+    """Returns the attachment that an owner names; its ifname is "" for a reservation without interface."""
     container_id, _, ifname = fsdecode(owner).partition("\r\n")
     return Attachment(container_id, ifname)
 
@@ -169,13 +169,13 @@ def _reserve_requested(
         raise CniError(
             Code.INTERNAL,
             f"requested IP address {choice} is not available in range set {range_set}",
-            _describe_holder(reservations, name),
+            _describe_reservation(reservations, name),
         )
     _reclaim(reservations, [(reservations.get_owner(name), name)])
     reservations.reserve(name, owner)
 
 
-def _refuse_second(
+def _refuse_second_address(
     reservations: Reservations,
     range_set: RangeSet,
     owned: list[str],
@@ -194,7 +194,7 @@ def _refuse_second(
             raise CniError(
                 Code.INTERNAL,
                 f"{address} has been allocated to {attachment.container_id}, duplicate allocation is not allowed",
-                f"{_describe_holder(reservations, name)}; run DEL for this attachment before the next ADD",
+                f"{_describe_reservation(reservations, name)}; run DEL for this attachment before the next ADD",
             )
         _reclaim(reservations, [(reservations.get_owner(name), name)])
 
@@ -206,11 +206,11 @@ def _reserve_next(
     allocated = _search(reservations, range_set, last, owner)
     if allocated is None:
         owners = owners_in(range_set, reservations.scan())  # the scan also deletes empty files, left by a crash
-        known = cache()
-        _reclaim(reservations, list(_orphaned(owners, reservations.origin, reservations.directory, known)))
+        result_cache = cache()
+        _reclaim(reservations, list(_orphaned(owners, reservations.origin, reservations.directory, result_cache)))
         allocated = _search(reservations, range_set, last, owner)
         if allocated is None:
-            usage = Usage.count(range_set, owners, known)
+            usage = Usage.count(range_set, owners, result_cache)
             raise ExhaustedError(range_set, usage, reservations.directory)
     return allocated
 
@@ -218,15 +218,16 @@ def _reserve_next(
 def _is_reclaimable(reservations: Reservations, name: str, attachment: Attachment, cache: ResultCache) -> bool:
     """Returns whether a reboot orphaned `name`, or it belongs to this attachment in a deleted namespace.
 
-    A legacy reservation, without ifname, belongs to the attachment if no interface of its container is in use.
+    A reservation without interface belongs to the attachment if no interface of its container is in use.
     """
     owner = reservations.get_owner(name)
-    holder = attachment_of(owner)
-    is_same = holder in (attachment, Attachment(attachment.container_id, ""))
-    origin, is_readded = reservations.origin(owner, name), holder == attachment
-    return is_orphaned(
-        f"{reservations.directory}/{name}", holder, origin, cache, boot.get_boot_time_ns(), is_readded=is_readded
-    ) or (is_same and cache.namespace_is_gone(holder))
+    owner_attachment = attachment_of(owner)
+    is_same = owner_attachment in (attachment, Attachment(attachment.container_id, ""))
+    origin, is_readded = reservations.origin(owner, name), owner_attachment == attachment
+    path, began_ns = f"{reservations.directory}/{name}", boot.get_boot_time_ns()
+    if is_orphaned(path, owner_attachment, origin, cache, began_ns, is_readded=is_readded):
+        return True
+    return is_same and cache.namespace_is_gone(owner_attachment)
 
 
 def _orphaned(owners: Owners, origins: Origins, directory: str, cache: ResultCache) -> Iterator[tuple[bytes, str]]:
@@ -311,7 +312,7 @@ def _hint(directory: str) -> str:
     )
 
 
-def _describe_holder(reservations: Reservations, name: str) -> str:
+def _describe_reservation(reservations: Reservations, name: str) -> str:
     """Returns the path of a reservation, its owner, and its age."""
     path = f"{reservations.directory}/{name}"
     container_id, ifname = attachment_of(reservations.get_owner(name))

@@ -52,7 +52,7 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
             for name in names:
                 reservations.release(name, owner)
             if names:
-                break  # a legacy reservation, without ifname, is released only if there is no other
+                break  # a reservation without interface is released only if there is no other
     if supports_multiple(net_conf):
         return  # parsing the ranges is not needed, and would take a tenth of the verb's time
     try:

@@ -3,12 +3,13 @@ r"""The store of one network: a directory with a file per reserved address, shar
 One rule: file names, contents and modes equal the reference plugin's byte for byte, and podwire holds the same lock for
 every change, so that either plugin can replace the other at any moment.
 
-    <dataDir>/<network>/10.1.2.2             "<container id>\r\n<ifname>" (legacy: only the id), mode 0600
+    <dataDir>/<network>/10.1.2.2             "<container id>\r\n<ifname>", mode 0600
     <dataDir>/<network>/last_reserved_ip.0   "10.1.2.2", the last address allocated from range set 0, mode 0600
     <dataDir>/<network>/lock                 empty, flock(2)ed, mode 0750, never removed
     <dataDir>.podwire/<network>              the index, which only podwire uses (index.py)
 
-An owner, below, is the content of a reservation file without surrounding white space.
+An owner, below, is the content of a reservation file without surrounding white space. Old versions of the
+reference plugin wrote only the container ID; such a file is called a reservation without interface.
 
 - A reservation file never exists without its content: podwire writes the content to a nameless file (O_TMPFILE), then
   linkat(2) names the file, or fails if the name exists. A killed process leaves no temporary file.
@@ -54,7 +55,7 @@ Origins = Callable[[bytes, str], Origin]
 
 
 def owner_of(container_id: str, ifname: str) -> bytes:
-    """Returns the content of an attachment's reservation files; without `ifname`, that of a legacy file."""
+    """Returns the content of an attachment's reservation files; for an `ifname` of "" that without interface."""
     return os.fsencode(f"{container_id}\r\n{ifname}" if ifname else container_id)
 
 
