@@ -273,25 +273,28 @@ def _backend(fields: Fields, ports: HostPorts) -> str:
     if configured not in ("", IPTABLES, NFTABLES):
         hint = f'set it to "{IPTABLES}" or "{NFTABLES}", or leave it out to use whichever works'
         raise invalid_conf(f'unrecognized backend "{configured}"', f'"backend": {hint}')
-    keys: dict[str, list[str]] = {IPTABLES: ["externalSetMarkChain"] if ports.external_mark_chain else [], NFTABLES: []}
+    specific_keys: dict[str, list[str]] = {
+        IPTABLES: ["externalSetMarkChain"] if ports.external_mark_chain else [],
+        NFTABLES: [],
+    }
     for version, key in _CONDITIONS.items():
         words = ports.conditions[version]
         if words and not words[0].strip():
             raise fields.error(key, "begins with an empty word", "leave the key out if there are no conditions")
         if words:
-            keys[IPTABLES if words[0][:1] in ("-", "!") else NFTABLES].append(key)
-    backend = configured or next((name for name, specific in keys.items() if specific), "")
+            specific_keys[IPTABLES if words[0][:1] in ("-", "!") else NFTABLES].append(key)
+    backend = configured or next((name for name, keys in specific_keys.items() if keys), "")
     if backend:
         other = NFTABLES if backend == IPTABLES else IPTABLES
-        if keys[other]:
+        if specific_keys[other]:
             fix = f'write the conditions for {backend}, or set "backend" to "{other}"'
             if ports.external_mark_chain:
                 fix = f'remove "externalSetMarkChain", which only {IPTABLES} supports, or the options for {NFTABLES}'
             elif not configured:
-                fix = f'"{keys[backend][0]}" is written for {backend}: write all conditions for one backend'
+                fix = f'"{specific_keys[backend][0]}" is written for {backend}: write all conditions for one backend'
             raise invalid_conf(
                 f"{backend} backend was requested but configuration contains {other}-specific options "
-                f"[{' '.join(keys[other])}]",
+                f"[{' '.join(specific_keys[other])}]",
                 fix,
             )
     return backend

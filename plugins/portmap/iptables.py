@@ -182,8 +182,8 @@ def _chain_names(network: str, valid: Iterable[Attachment]) -> frozenset[str]:
 def _get_listings(host_ports: HostPorts, *, with_container_rules: bool = False) -> dict[int, Listing]:
     """Returns the existing rules of each IP version; for CHECK `with_container_rules`.
 
-    Runs iptables-restore for each state that is not sufficient. It fails if another process has deleted a chain
-    meanwhile: then this reads the state again. Raises RefusedError if the state is still the same.
+    Runs iptables-restore for each IP version whose rules netlink cannot list in full. That fails if another process
+    has deleted a chain meanwhile: then this reads the state again. Raises RefusedError if the state is still the same.
     """
     versions = host_ports.ip_versions if with_container_rules else ()
     rules = {version: iptables_check.rules_to_check(host_ports, version) for version in versions}
@@ -196,13 +196,13 @@ def _get_listings(host_ports: HostPorts, *, with_container_rules: bool = False) 
                     iptables_check.check_chains(host_ports, version, state.listing)
         chains = {version: state.chains for version, state in states.items() if not state.is_sufficient}
         try:
-            read = iptables.list_chains(chains, TABLE, rules)
+            listed_by_program = iptables.list_chains(chains, TABLE, rules)
         except RefusedError:
             if states == previous:
                 raise
             previous = states
             continue
-        return {version: state.listing | read.get(version, Listing()) for version, state in states.items()}
+        return {version: state.listing | listed_by_program.get(version, Listing()) for version, state in states.items()}
     hint = "nft monitor shows which process keeps changing it"
     raise CniError(Code.TRY_AGAIN_LATER, f"table {TABLE} of iptables changed each time while it was read", hint)
 

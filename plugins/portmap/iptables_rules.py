@@ -34,7 +34,7 @@ from kernel.netfilter.iptables_rule import (
     quoted,
 )
 from plugins.portmap.conf import HostPorts, PortMapping
-from plugins.portmap.port_conflicts import ForeignRule, conflicting_mapping, find_position
+from plugins.portmap.port_conflicts import ForeignRule, find_position, overlapping_mapping
 
 DNAT, SETMARK, MASQ = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"
 DNAT_CHAINS = ChainScheme(DNAT, "CNI-DN-", "dnat ", "host port")
@@ -344,21 +344,22 @@ def _jump_rule_changes(host_ports: HostPorts, version: int, listing: Listing, *,
     Jump rules keep their position, unless rules of containers that are no longer running come before them.
     """
     existing = parse_jump_rules(listing)
-    positions = [number for number, jump_rule in enumerate(existing) if jump_rule.target == chain_name(host_ports)]
-    before = existing[: positions[0]] if positions else existing
-    foreign_before = foreign_rules(host_ports, version, listing, before)
-    foreign_index = find_position(host_ports, version, [foreign for _, foreign in foreign_before])
-    if foreign_index is not None:
-        # After all conflicting rules of running containers; if there are none, at the top of the chain.
-        has_running = any(
-            conflicting_mapping(host_ports, version, foreign) for _, foreign in foreign_before[:foreign_index]
-        )
-        position = before.index(foreign_before[foreign_index][0]) if has_running else 0
+    indexes = [index for index, jump_rule in enumerate(existing) if jump_rule.target == chain_name(host_ports)]
+    earlier = existing[: indexes[0]] if indexes else existing
+    earlier_foreign = foreign_rules(host_ports, version, listing, earlier)
+    foreign_index = find_position(host_ports, version, [foreign for _, foreign in earlier_foreign])
+    if foreign_index is None:
+        insertion_index = indexes[0] if indexes else len(existing)
     else:
-        position = positions[0] if positions else len(existing)
-    present = [existing[number].rule for number in positions]
+        # After the rules of running containers for the same packets; if there are none, at the top of the chain.
+        has_running = any(
+            overlapping_mapping(host_ports, version, foreign) for _, foreign in earlier_foreign[:foreign_index]
+        )
+        insertion_index = earlier.index(earlier_foreign[foreign_index][0]) if has_running else 0
+    present = [existing[index].rule for index in indexes]
     deletions = list(map(IptablesChange.delete, present)) if replace else []
     missing = [rule for rule in desired_jump_rules(host_ports, version) if replace or rule not in present]
-    if position >= len(existing) - len(deletions):
+    if insertion_index >= len(existing) - len(deletions):
         return deletions + list(map(IptablesChange.append, missing))
-    return deletions + [IptablesChange.insert(rule, position + 1 + number) for number, rule in enumerate(missing)]
+    first_position = insertion_index + 1
+    return deletions + [IptablesChange.insert(rule, first_position + offset) for offset, rule in enumerate(missing)]

@@ -154,12 +154,12 @@ def _get_state(
         return TableState(is_sufficient=True, listing=Listing.of(present, [*shared, *recognised]))
     is_sufficient = not unrecognised and not candidates_for_ports and chain_name(host_ports) not in present
     pattern = DNAT_CHAINS.jump_pattern
-    names = [name.decode() for candidate in candidates_for_ports for name in pattern.findall(candidate.expressions)]
+    targets = [name.decode() for candidate in candidates_for_ports for name in pattern.findall(candidate.expressions)]
     needed = [name for name in (chain_name(host_ports), DNAT) if name in present]
     return TableState(
         is_sufficient and not with_container_rules,
         Listing.of(present, shared),
-        tuple(dict.fromkeys((*needed, *unrecognised, *names))),
+        tuple(dict.fromkeys((*needed, *unrecognised, *targets))),
     )
 
 

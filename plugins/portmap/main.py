@@ -185,10 +185,10 @@ def _remove_ports(ports: HostPorts, *, legacy: bool) -> None:
         lambda socket: conntrack.delete_flows_with_socket(socket, ports),
         lambda socket: localhost.delete(socket, ports),
     ]
-    steps: list[Callable[[], object]] = [partial(nft.run_steps, netlink_steps)]
+    delete_over_netlink = partial(nft.run_steps, netlink_steps)
+    if not legacy:
+        run_all(delete_over_netlink)
+        return
     # The guard in iptables-legacy comes last: if the guard was in nftables, route_localnet is disabled by then, and no
     # process is needed.
-    if legacy:
-        before = partial(iptables.delete_legacy, ports)
-        steps = [before, *steps, partial(localhost.delete_legacy, ports)]
-    run_all(*steps)
+    run_all(partial(iptables.delete_legacy, ports), delete_over_netlink, partial(localhost.delete_legacy, ports))

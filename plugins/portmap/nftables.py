@@ -22,7 +22,7 @@ from plugins.portmap import nftables_rules as rules
 from plugins.portmap.conf import HostPorts
 from plugins.portmap.nftables_rules import BASE_CHAIN_RULE, CHAINS, HOSTPORTS_ALL_RULES, TABLES, DesiredRule
 from plugins.portmap.nftables_state import LocatedRule, TableReader
-from plugins.portmap.port_conflicts import conflicting_mapping, find_position
+from plugins.portmap.port_conflicts import ForeignRule, find_position, overlapping_mapping
 
 _HOSTPORTS_ALL_USES = 4  # hostports_all contains two rules, and two rules jump to it
 _BATCH_MAX = 1000  # rules that one transaction deletes; 2,800 fill the send buffer of a socket
@@ -95,10 +95,11 @@ def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
         reader = TableReader(socket)
         stale, unowned = [], 0
         for located in reader.list_matching(chains, partial(rules.may_be_stale, network_hash, valid_owners)):
-            owner = rules.owner(located.rule)
-            if owner.startswith(network_hash) and owner not in valid_owners:
+            owner, comment = rules.owner(located.rule), located.rule.comment
+            if not owner:
+                unowned += bool(comment) and comment not in known_comments
+            elif owner.startswith(network_hash) and owner not in valid_owners:
                 stale.append(located)
-            unowned += not owner and bool(located.rule.comment) and located.rule.comment not in known_comments
         _delete_rules(socket, stale)
         return unowned
 
@@ -192,31 +193,46 @@ def _condition_copy_requests(
 def _port_rule_requests(reader: TableReader, host_ports: HostPorts, version: int) -> list[Request]:
     """Returns requests that write the attachment's rules to their place in chain hostports; [] if they are correct."""
     candidates = reader.list_candidates(host_ports, version)
-    positions = [index for index, located in enumerate(candidates) if rules.belongs_to(located.rule, host_ports)]
-    ports = {index: nft_rule.parse_destination(candidates[index].rule.expressions)[:2] for index in positions}
-    foreign_rules = [
-        (index, foreign)
-        for index, foreign in nftables_state.foreign_rules(candidates, host_ports, version)
-        # A rule after this attachment's rule for the same port gets no packets, so it is no conflict.
-        if not any(at < index and port == (foreign.protocol, foreign.host_port) for at, port in ports.items())
-    ]
+    existing_indexes = [index for index, located in enumerate(candidates) if rules.belongs_to(located.rule, host_ports)]
+    foreign_rules = _foreign_rules_with_packets(candidates, existing_indexes, host_ports, version)
     foreign_index = find_position(host_ports, version, [foreign for _, foreign in foreign_rules])
     insertion_index = None if foreign_index is None else foreign_rules[foreign_index][0]
-    desired, existing = rules.port_rules(host_ports, version), [candidates[index] for index in positions]
+    desired, existing = rules.port_rules(host_ports, version), [candidates[index] for index in existing_indexes]
     userdata = rules.userdata(host_ports)
-    if _are_equal(desired, existing, userdata) and (insertion_index is None or insertion_index > positions[0]):
+    if _are_equal(desired, existing, userdata) and (insertion_index is None or insertion_index > existing_indexes[0]):
         return []
     if (
         insertion_index is None
-        and positions
-        and not any(conflicting_mapping(host_ports, version, foreign) for _, foreign in foreign_rules)
+        and existing_indexes
+        and not any(overlapping_mapping(host_ports, version, foreign) for _, foreign in foreign_rules)
     ):
-        insertion_index = positions[0]  # keep the position; the address may have changed
-    chain, handle = CHAINS[version].hostports, 0
+        insertion_index = existing_indexes[0]  # keep the position; the address may have changed
+    chain, handle = CHAINS[version].hostports, 0  # the end of the chain
     if insertion_index is not None:
         chain, handle = candidates[insertion_index].chain, candidates[insertion_index].rule.handle
     return [nft.rule_request(chain, item.expressions, userdata, before=handle) for item in desired] + [
         *map(_delete_rule_request, existing)
+    ]
+
+
+def _foreign_rules_with_packets(
+    candidates: Sequence[LocatedRule], existing_indexes: Iterable[int], host_ports: HostPorts, version: int
+) -> list[tuple[int, ForeignRule]]:
+    """Returns the rules of other containers among `candidates`, each with its index, except those without packets.
+
+    `existing_indexes` are those of this attachment's rules: a later rule for the same port gets no packets, so it is no
+    conflict.
+    """
+    ports = {index: nft_rule.parse_destination(candidates[index].rule.expressions)[:2] for index in existing_indexes}
+
+    def gets_packets(foreign_index: int, foreign: ForeignRule) -> bool:
+        foreign_port = foreign.protocol, foreign.host_port
+        return not any(index < foreign_index and port == foreign_port for index, port in ports.items())
+
+    return [
+        (index, foreign)
+        for index, foreign in nftables_state.foreign_rules(candidates, host_ports, version)
+        if gets_packets(index, foreign)
     ]
 
 

@@ -37,7 +37,7 @@ class ShadowedError(CniError):
     """The rule of a mapping exists, but a rule of another container for the same port comes first."""
 
 
-def conflicting_mapping(host_ports: HostPorts, version: int, foreign: ForeignRule) -> PortMapping | None:
+def overlapping_mapping(host_ports: HostPorts, version: int, foreign: ForeignRule) -> PortMapping | None:
     """Returns the first mapping of `host_ports` that can match the same packets as `foreign`, None if there is none."""
     for mapping in host_ports.mappings_for(version):
         if mapping.overlaps(foreign.protocol, foreign.host_port, foreign.host_ip):
@@ -60,7 +60,7 @@ def find_position(
     caches: dict[str, ResultCache] = {}
     position = None
     for index, foreign in enumerate(foreign_rules):
-        mapping = conflicting_mapping(host_ports, version, foreign)
+        mapping = overlapping_mapping(host_ports, version, foreign)
         if mapping is None:
             continue
         if foreign.network not in caches:

@@ -8,7 +8,7 @@ import pytest
 
 from attachment.cache import ResultCache
 from plugins.portmap.conf import HostPorts, PortMapping
-from plugins.portmap.port_conflicts import ForeignRule, conflicting_mapping, find_position, is_shadowed, shadowed_error
+from plugins.portmap.port_conflicts import ForeignRule, find_position, is_shadowed, overlapping_mapping, shadowed_error
 
 V4, V6 = ip_address("192.0.2.1"), ip_address("2001:db8::1")
 HERE = f"/proc/{os.getpid()}/ns/net"
@@ -72,8 +72,8 @@ def test_another_port_or_protocol_is_no_conflict(protocol, port):
 def test_foreign_rule_is_compared_with_mappings_of_its_ip_version():
     """A mapping with an IPv4 host address does not conflict with a rule for IPv6."""
     only_v4 = host_ports(PortMapping(8080, 80, "tcp", V4))
-    assert conflicting_mapping(only_v4, 4, foreign()) == PortMapping(8080, 80, "tcp", V4)
-    assert conflicting_mapping(only_v4, 6, foreign()) is None
+    assert overlapping_mapping(only_v4, 4, foreign()) == PortMapping(8080, 80, "tcp", V4)
+    assert overlapping_mapping(only_v4, 6, foreign()) is None
 
 
 def test_without_conflict_rules_go_to_the_end(cache):
