@@ -49,5 +49,5 @@ def _is_uplink(item: Link, bridges: set[int]) -> bool:
     """
     if not item.is_up or item.flags & (link.IFF_LOOPBACK | link.IFF_POINTOPOINT) or item.kind == "bridge":
         return False
-    is_pods = item.master in bridges or item.iflink_nsid is None or item.name.startswith("veth")
-    return item.kind != "veth" or not is_pods
+    is_of_pod = item.master in bridges or item.iflink_nsid is None or item.name.startswith("veth")
+    return item.kind != "veth" or not is_of_pod

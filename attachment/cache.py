@@ -77,11 +77,12 @@ def read_entry(path: str) -> CacheEntry | None:
 class ResultCache:
     """The cached attachments of `network`, with the paths of their namespaces ("" if unknown).
 
-    A `network` of "" means all networks.
+    A `network` of "" means all networks; an attachment with an `ifname` of "", in the methods, any interface of the
+    container.
     """
 
     network: str
-    sandboxes: Mapping[Attachment, str]
+    netns_paths: Mapping[Attachment, str]
     _files: frozenset[str]
     _results: Mapping[Attachment, object] = field(default_factory=dict)
     _directory: str = RESULTS_DIR
@@ -94,33 +95,33 @@ class ResultCache:
         as running.
         """
         names = frozenset(_names(directory, network))
-        sandboxes = {}
+        netns_paths = {}
         results = {}
         for entry in read_entries(directory, network):
             # Of attachments with the same name in several networks (`network` ""), one that may be running wins.
-            if entry.attachment not in sandboxes or entry.may_be_running:
-                sandboxes[entry.attachment] = entry.netns
+            if entry.attachment not in netns_paths or entry.may_be_running:
+                netns_paths[entry.attachment] = entry.netns
                 results[entry.attachment] = entry.result
-        return cls(network, sandboxes, names, results, directory)
+        return cls(network, netns_paths, names, results, directory)
 
     def list_other_addresses(self, attachment: Attachment) -> frozenset[Address]:
         """Returns the known addresses of the container's other interfaces that may be running."""
         addresses: set[Address] = set()
-        for other in self.sandboxes:
-            same = other.container_id == attachment.container_id and other.ifname != attachment.ifname
-            if same and self._may_be_running(other):
+        for other in self.netns_paths:
+            is_other_interface = other.container_id == attachment.container_id and other.ifname != attachment.ifname
+            if is_other_interface and self._may_be_running(other):
                 addresses.update(_addresses(self._results.get(other)))
         return frozenset(addresses)
 
     def is_gone(self, attachment: Attachment) -> bool:
-        """Returns whether the container is proven to be no longer running; an `ifname` of "" means any interface.
+        """Returns whether the container is proven to be no longer running.
 
         Proof: the cache has this network but not this attachment, or the attachment's namespace was deleted.
         """
         cached = self._cached(attachment)
         if cached:
             return not any(map(self._may_be_running, cached))
-        return bool(self.sandboxes) and not self.has_file(attachment)
+        return bool(self.netns_paths) and not self.has_file(attachment)
 
     def has_file(self, attachment: Attachment) -> bool:
         """Returns whether a file name matches the attachment; the file may be unreadable."""
@@ -129,25 +130,25 @@ class ResultCache:
         return any(self._is_of(attachment, name) for name in self._files)
 
     def namespace_is_gone(self, attachment: Attachment) -> bool:
-        """Returns whether the attachment is cached and its namespace proven to be deleted; "" as in is_gone()."""
+        """Returns whether the attachment is cached and its namespace proven to be deleted."""
         cached = self._cached(attachment)
         return bool(cached) and not any(map(self._may_be_running, cached))
 
     def is_running(self, attachment: Attachment) -> bool:
-        """Returns whether the attachment is cached and its namespace exists; "" as in is_gone()."""
+        """Returns whether the attachment is cached and its namespace exists."""
         return any(self._presence(known) in (Presence.HERE, Presence.ELSEWHERE) for known in self._cached(attachment))
 
     def _cached(self, attachment: Attachment) -> list[Attachment]:
         if attachment.ifname:
-            return [attachment] if attachment in self.sandboxes else []
-        return [known for known in self.sandboxes if known.container_id == attachment.container_id]
+            return [attachment] if attachment in self.netns_paths else []
+        return [known for known in self.netns_paths if known.container_id == attachment.container_id]
 
     def _may_be_running(self, known: Attachment) -> bool:
         return self._presence(known) is not Presence.GONE
 
     def _presence(self, known: Attachment) -> Presence:
         on_host = _host_interfaces(self._results.get(known), known.ifname)
-        return get_presence(self.sandboxes[known], on_host, lambda: _namespaces(self._directory))
+        return get_presence(self.netns_paths[known], on_host, lambda: _namespaces(self._directory))
 
     def _is_of(self, attachment: Attachment, name: str) -> bool:
         """Returns whether a file name may be the attachment's."""

@@ -69,11 +69,11 @@ def _refuse_used(namespace: Netns | None, prober: Link, probed: Mapping[bytes, I
             for packed in probed:
                 probe = arp.build_probe(prober.mac_bytes, packed)
                 packets.sendto(probe, (prober.name, arp.ETH_P_ARP, 0, 0, arp.BROADCAST))
-            _listen(packets, prober, probed, arp.compute_wait_s(number))
+            _refuse_answers(packets, prober, probed, arp.compute_wait_s(number))
 
 
-def _listen(packets: socket.socket, prober: Link, probed: Mapping[bytes, IPv4Address], wait_s: float) -> None:
-    """Reads ARP packets for `wait_s` seconds; raises CniError(999) for one of another user of an address."""
+def _refuse_answers(packets: socket.socket, prober: Link, probed: Mapping[bytes, IPv4Address], wait_s: float) -> None:
+    """Reads ARP packets for `wait_s` seconds; raises CniError(999) for one of another host that uses an address."""
     deadline = Deadline(wait_s)
     while (remaining_s := deadline.remaining_s()) and wait_readable([packets.fileno()], remaining_s):
         conflict = arp.find_conflict(packets.recv(_PACKET_BYTES), prober.mac_bytes, probed)

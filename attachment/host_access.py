@@ -177,7 +177,7 @@ def repair(
     repair_if_missing("the host's access", partial(check, links, args, prev_result), restore)
 
 
-def collect(network: str, valid: Iterable[Attachment]) -> None:
+def gc(network: str, valid: Iterable[Attachment]) -> None:
     """Deletes the routes to attachments of `network` that are not in `valid`, and all host links without routes.
 
     Raises CniError(11), KernelError.

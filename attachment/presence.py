@@ -151,29 +151,29 @@ def _resolve(root: str, path: str) -> str:
 
     The kernel would follow an absolute symbolic link (/var/run to /run) from this process's own root directory.
     """
-    at, rest = root, path.split("/")[::-1]
+    resolved, remaining = root, path.split("/")[::-1]
     for _ in range(_MAX_STEPS):
-        if not rest:
-            return at
-        name = rest.pop()
+        if not remaining:
+            return resolved
+        name = remaining.pop()
         if name in ("", "."):
             continue
         if name == "..":
-            at = os.path.dirname(at) if at != root else root
+            resolved = os.path.dirname(resolved) if resolved != root else root
             continue
-        step = f"{at}/{name}"
-        if not rest and _look(step) is Presence.HERE:
+        step = f"{resolved}/{name}"
+        if not remaining and _look(step) is Presence.HERE:
             return step  # also a link in /proc, whose target is not a path
         try:
             target = os.readlink(step)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            at = step
+            resolved = step
             continue
         if target.startswith("/"):
-            at = root
-        rest += target.split("/")[::-1]
+            resolved = root
+        remaining += target.split("/")[::-1]
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 

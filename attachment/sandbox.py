@@ -205,7 +205,7 @@ def add_routes_requests(container_link: Link, result: Result) -> list[Request]:
 
 @contextmanager
 def explained_gateways(container_link: Link, result: Result) -> Iterator[None]:
-    """Adds to a KernelError of the block which gateway of `result` is in no subnet of the interface, and the fix."""
+    """Explains a KernelError of the block: names the gateway that is in no subnet of the interface, and the fix."""
     try:
         yield
     except KernelError as error:
@@ -234,8 +234,8 @@ def attachment_ips(result: Result, ifname: str, *, strict: bool = True) -> list[
     ips = []
     for ip in result.ips:
         index = ip.interface
-        named = result.interfaces[index].name if index is not None and 0 <= index < len(result.interfaces) else None
-        if named == ifname:
+        name = result.interfaces[index].name if index is not None and 0 <= index < len(result.interfaces) else None
+        if name == ifname:
             ips.append(ip)
         elif strict and index is not None:
             raise CniError(
@@ -243,7 +243,7 @@ def attachment_ips(result: Result, ifname: str, *, strict: bool = True) -> list[
                 f'failed to add IP addr {ip.address} to "{ifname}": invalid interface index',
                 f"interface {index} of the result is another one; correct the result of the IPAM plugin",
             )
-        elif not strict and named is None:
+        elif not strict and name is None:
             ips.append(ip)
     return ips
 

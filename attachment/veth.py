@@ -84,8 +84,9 @@ def create(
                         "run DEL first, or set CNI_IFNAME to another name",
                     ) from error
         else:
-            host_veth, *others = [message and link.from_message(message) for message in answers]
-            return CreatedVeth(host_end, host_veth, _container_veth(host_veth, container_end), *others or [None])
+            host_veth, *masters = [message and link.from_message(message) for message in answers]
+            current_master = masters[0] if masters else None
+            return CreatedVeth(host_end, host_veth, _container_veth(host_veth, container_end), current_master)
     raise AssertionError("unreachable")
 
 
@@ -262,8 +263,8 @@ def _is_peer_in_container(
     host: Socket, veth: Link, args: CmdArgs, prev_result: Result, namespace: Netns | None
 ) -> bool:
     """Returns whether a veth's peer is in `namespace`, or has the MAC address of the container's interface."""
-    number = link.get_namespace_ids(host, [namespace])[0] if namespace else None
-    if number is not None and number == veth.iflink_nsid:
+    namespace_id = link.get_namespace_ids(host, [namespace])[0] if namespace else None
+    if namespace_id is not None and namespace_id == veth.iflink_nsid:
         return True
     peer = link.get_remote_peer(host, veth)
     return peer is not None and any(

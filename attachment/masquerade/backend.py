@@ -26,27 +26,29 @@ BACKENDS: Backends[Masquerade] = Backends(
 )
 
 
-def delete(spec: Masquerade, others: tuple[Cidr, ...]) -> None:
+def delete(spec: Masquerade, other_addresses: tuple[Cidr, ...]) -> None:
     """Deletes the attachment's rules in both backends, as `deletion_steps` and `delete_legacy` do; raises CniError."""
-    run_all(partial(delete_legacy, spec, others), partial(nft.run_steps, deletion_steps(spec, others)))
+    run_all(
+        partial(delete_legacy, spec, other_addresses), partial(nft.run_steps, deletion_steps(spec, other_addresses))
+    )
 
 
-def deletion_steps(spec: Masquerade, others: tuple[Cidr, ...]) -> list[Step]:
+def deletion_steps(spec: Masquerade, other_addresses: tuple[Cidr, ...]) -> list[Step]:
     """Returns the steps that delete the attachment's rules over netlink, for nft.run_steps; absence is success.
 
-    They run no program and do not need the attachment's addresses. `others` are the addresses of the container's other
-    interfaces, whose rules stay.
+    They run no program and do not need the attachment's addresses. `other_addresses` are those of the container's
+    other interfaces, whose rules stay.
     """
     chain = chain_name(spec.network, spec.container_id)
     return [
-        lambda socket: iptables_nft.delete(socket, MASQUERADE_CHAINS, chain, others),
+        lambda socket: iptables_nft.delete(socket, MASQUERADE_CHAINS, chain, other_addresses),
         lambda socket: nftables.delete(socket, spec),
     ]
 
 
-def delete_legacy(spec: Masquerade, others: tuple[Cidr, ...]) -> None:
+def delete_legacy(spec: Masquerade, other_addresses: tuple[Cidr, ...]) -> None:
     """Deletes the attachment's rules of iptables-legacy, under its host-wide lock; raises CniError(11), CniError."""
-    iptables.delete_legacy(spec, others)
+    iptables.delete_legacy(spec, other_addresses)
 
 
 def gc_steps(network: str, valid: frozenset[Attachment]) -> list[Step]:

@@ -56,16 +56,18 @@ def add(spec: Masquerade) -> None:
     iptables_chains.change(_families(spec), MASQUERADE_CHAINS, chain, missing, description, shared)
 
 
-def delete_legacy(spec: Masquerade, others: Collection[Cidr] = ()) -> None:
+def delete_legacy(spec: Masquerade, other_addresses: Collection[Cidr] = ()) -> None:
     """Deletes the attachment's jumps of iptables-legacy, and the chain with the last jump; absence is success.
 
-    `others` are the addresses of the container's other interfaces: their jumps stay. All other jumps are deleted,
+    `other_addresses` are those of the container's other interfaces: their jumps stay. All other jumps are deleted,
     whatever `spec.addresses` are: such an address is this interface's, or was before the container was restarted
     without DEL. Raises CniError(11), CniError(999).
     """
     chain = chain_name(spec.network, spec.container_id)
     # The source of a jump is the address, before 0.7 its subnet.
-    kept = tuple(f"-s {network_text(network)} " for item in others for network in (as_network(item.ip), item.network))
+    kept = tuple(
+        f"-s {network_text(network)} " for item in other_addresses for network in (as_network(item.ip), item.network)
+    )
 
     def plan(family: int, listing: Listing) -> list[IptablesChange]:
         return compute_deletions({chain: MASQUERADE_CHAINS}, listing, lambda jump: jump.spec.startswith(kept))

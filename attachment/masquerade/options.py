@@ -96,25 +96,25 @@ def parse(conf: NetConf) -> MasqueradeOptions | None:
 
 
 def removal_steps(
-    args: CmdArgs, conf: NetConf, others: tuple[Cidr, ...], *further: Callable[[NftSocket], None]
+    args: CmdArgs, conf: NetConf, other_addresses: tuple[Cidr, ...], *further: Callable[[NftSocket], None]
 ) -> list[Callable[[], None]]:
     """Returns the steps of a DEL that delete the attachment's rules in all backends, whatever is configured by now.
 
-    `others` are the addresses of the container's other interfaces, whose rules stay; `further` steps share the socket.
+    `other_addresses` are those of the container's other interfaces, whose rules stay; `further` steps share the socket.
     The steps take some 0.3 ms and start no process, except for iptables-legacy, which they check only if masquerading
     may be enabled.
     """
     spec = Masquerade(conf.name, args.container_id, args.ifname)
-    legacy = [partial(backend.delete_legacy, spec, others)] if may_be_enabled(conf) else []
-    return [*legacy, partial(nft.run_steps, [*backend.deletion_steps(spec, others), *further])]
+    legacy = [partial(backend.delete_legacy, spec, other_addresses)] if may_be_enabled(conf) else []
+    return [*legacy, partial(nft.run_steps, [*backend.deletion_steps(spec, other_addresses), *further])]
 
 
 def remove_rules(args: CmdArgs, conf: NetConf, *further: Callable[[NftSocket], None]) -> None:
     """Deletes the attachment's rules, but neither its interface nor its addresses."""
-    run_all(*removal_steps(args, conf, _others(args), *further))
+    run_all(*removal_steps(args, conf, _list_other_addresses(args), *further))
 
 
-def _others(args: CmdArgs) -> tuple[Cidr, ...]:
+def _list_other_addresses(args: CmdArgs) -> tuple[Cidr, ...]:
     """Returns the addresses of the container's other interfaces, none if its namespace does not exist."""
     try:
         with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox:
@@ -141,5 +141,5 @@ def _networks(fields: Fields, key: str) -> tuple[Network, ...]:
 
 def _delete(spec: Masquerade, namespace: Netns) -> None:
     with Sandbox(namespace, spec.ifname) as sandbox:
-        others = list_other_addresses(sandbox, sandbox.find_link())
-    backend.delete(spec, others)
+        other_addresses = list_other_addresses(sandbox, sandbox.find_link())
+    backend.delete(spec, other_addresses)

@@ -24,13 +24,13 @@ TABLES = {version: Table(family, TABLE) for version, family in NFPROTO.items()}
 _CHAINS_MAX = 100  # in one transaction, each with a few rules: 2,800 requests fill a socket's send buffer
 
 
-def delete(socket: NftSocket, scheme: ChainScheme, chain: str, others: Iterable[Cidr] = ()) -> None:
+def delete(socket: NftSocket, scheme: ChainScheme, chain: str, other_addresses: Iterable[Cidr] = ()) -> None:
     """Deletes the jumps to a chain, and the chain with its last jump, in both families; absence is success.
 
-    Keeps the jumps that match one of `others`, the addresses of the container's other interfaces. A chain to which
+    Keeps the jumps that match one of `other_addresses`, those of the container's other interfaces. A chain to which
     another rule jumps cannot be deleted: it is flushed and reported on stderr. Raises KernelError.
     """
-    if not nft.delete_or_flush(partial(_delete, socket, scheme, (chain,), tuple(others))):
+    if not nft.delete_or_flush(partial(_delete, socket, scheme, (chain,), tuple(other_addresses))):
         report_emptied_chain(chain)
 
 
@@ -86,7 +86,7 @@ def _delete(
     socket: NftSocket,
     scheme: ChainScheme,
     names: Sequence[str],
-    others: tuple[Cidr, ...],
+    other_addresses: tuple[Cidr, ...],
     end: Callable[[Chain], Request],
 ) -> None:
     """Deletes the jumps to chains, and each chain with the request that `end` returns, in one transaction."""
@@ -97,7 +97,7 @@ def _delete(
         if not chains:
             continue
         entry = Chain(table, scheme.entry)
-        kept = [nft_rule.compared_value(other.ip.packed) for other in others if other.version == version]
+        kept = [nft_rule.compared_value(other.ip.packed) for other in other_addresses if other.version == version]
         jumps = _jumps(socket, entry, scheme, chains)
         for chain in chains:
             removed = [rule for rule in jumps[chain.name] if not any(source in rule.expressions for source in kept)]

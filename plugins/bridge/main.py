@@ -85,9 +85,9 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     """
     delegate.release_lease(args, net_conf)
     with Socket() as host:
-        other_interface_ips = veth.delete_attachment_veth(args, net_conf, host, bridge_conf.name_for_del(net_conf))
+        other_addresses = veth.delete_attachment_veth(args, net_conf, host, bridge_conf.name_for_del(net_conf))
     run_all(
-        *masquerade_options.removal_steps(args, net_conf, other_interface_ips, _mac_spoof_removal_step(args, net_conf)),
+        *masquerade_options.removal_steps(args, net_conf, other_addresses, _mac_spoof_removal_step(args, net_conf)),
         partial(delegate.run_ipam, args, net_conf),
     )
 

@@ -93,7 +93,7 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
 
     Interfaces need no removal: the kernel deletes them with their network namespaces.
     """
-    run_all(partial(host_access.collect, net_conf.name, valid), partial(delegate.run_ipam, args, net_conf))
+    run_all(partial(host_access.gc, net_conf.name, valid), partial(delegate.run_ipam, args, net_conf))
 
 
 def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:

@@ -76,9 +76,9 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     """
     delegate.release_lease(args, net_conf)
     with Socket() as host:
-        other_interface_ips = veth.delete_attachment_veth(args, net_conf, host)
+        other_addresses = veth.delete_attachment_veth(args, net_conf, host)
     run_all(
-        *masquerade_options.removal_steps(args, net_conf, other_interface_ips),
+        *masquerade_options.removal_steps(args, net_conf, other_addresses),
         partial(delegate.run_ipam, args, net_conf),
     )
 

@@ -177,7 +177,7 @@ def _remove_noted(files: _Files) -> None:
         _delete(path)
 
 
-def collect(data_dir: str, network: str, valid: Iterable[Attachment]) -> int:
+def gc(data_dir: str, network: str, valid: Iterable[Attachment]) -> int:
     """Deletes the network's backups of attachments not in `valid`; returns how many backups name no network."""
     keep = frozenset(valid)
     kept, drafted, names = {name for item in keep for name in _names(item)}, _draft_prefix(network), _list(data_dir)

@@ -104,7 +104,7 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
 def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
     """Deletes the backups of attachments not in `valid`; backups that are not provably this network's stay."""
     data_dir = tuning_conf.lenient_data_dir(net_conf)
-    if number := backup.collect(data_dir, net_conf.name, valid):
+    if number := backup.gc(data_dir, net_conf.name, valid):
         print(
             f"tuning: GC leaves {number} backup(s) in {one_line(data_dir)} alone that name no network: "
             "the reference plugin made them, for this network or another",

@@ -136,7 +136,7 @@ def test_attachment_is_looked_up_without_iterating_over_the_cache(tmp_path, writ
 
     write("net", "a", "/proc/self/ns/net")
     cache = ResultCache.read("net", str(tmp_path))
-    cache = ResultCache(cache.network, cache.sandboxes, Names(cache._files))
+    cache = ResultCache(cache.network, cache.netns_paths, Names(cache._files))
     assert cache.is_gone(Attachment("b", "eth0"))
     assert not cache.is_gone(Attachment("a", "eth0"))
 

@@ -120,9 +120,9 @@ def test_jumps_of_old_reference_plugins_are_deleted(tables):
     spec = pod("10.22.0.2/16")
     iptables.add(spec)
     tables.chains[4]["POSTROUTING"] = [f"-s 10.22.0.0/16 {COMMENT} -j {CHAIN}"]
-    iptables.delete_legacy(spec, others=[ip_interface("10.22.0.3/16")])
+    iptables.delete_legacy(spec, other_addresses=[ip_interface("10.22.0.3/16")])
     assert tables.rules("POSTROUTING") == [f"-s 10.22.0.0/16 -j {CHAIN}"]
-    iptables.delete_legacy(spec, others=[ip_interface("10.23.0.3/16")])
+    iptables.delete_legacy(spec, other_addresses=[ip_interface("10.23.0.3/16")])
     assert tables.chains[4] == {"POSTROUTING": []}
 
 
@@ -139,7 +139,7 @@ def test_the_chain_is_deleted_with_its_last_jump(tables, others, remaining):
     for address in ("10.22.0.2/16", "10.22.0.3/16"):
         iptables.add(pod(address))
     before = tables.rules()
-    iptables.delete_legacy(pod("10.22.0.2/16"), others=[ip_interface(item) for item in others])
+    iptables.delete_legacy(pod("10.22.0.2/16"), other_addresses=[ip_interface(item) for item in others])
     assert tables.rules("POSTROUTING") == [f"-s {address}/32 -j {CHAIN}" for address in remaining]
     assert tables.rules() == (before if remaining else None)
 

@@ -13,7 +13,7 @@ from cni.conf import Attachment
 from cni.errors import CniError
 from plugins.tuning import backup as backup_module
 from plugins.tuning.attributes import Attributes
-from plugins.tuning.backup import Backup, SavedAttributes, collect, list_attachments
+from plugins.tuning.backup import Backup, SavedAttributes, gc, list_attachments
 from process.undo import Undo
 from process.values import replace
 from tests.support.errors import failure_of
@@ -124,9 +124,9 @@ def test_long_container_id(tmp_path):
     backup = Backup(str(tmp_path / "tuning"), "net", "c" * 256, "eth0")
     save(backup, WHOLE)
     assert backup.load() == WHOLE
-    assert collect(str(tmp_path / "tuning"), "net", [Attachment("c" * 256, "eth0")]) == 0
+    assert gc(str(tmp_path / "tuning"), "net", [Attachment("c" * 256, "eth0")]) == 0
     assert backup.load() == WHOLE
-    assert collect(str(tmp_path / "tuning"), "net", []) == 0
+    assert gc(str(tmp_path / "tuning"), "net", []) == 0
     assert backup.load() is None
 
 
@@ -152,7 +152,7 @@ def test_attachments_with_the_same_name_in_the_reference_plugin(tmp_path):
     backups[0].remove()
     assert [backup.load() for backup in backups] == [None, saved[1]]
     save(backups[0], saved[0])
-    assert collect(data_dir, "net", [Attachment(*SAME_NAME[0])]) == 0
+    assert gc(data_dir, "net", [Attachment(*SAME_NAME[0])]) == 0
     assert [backup.load() for backup in backups] == [saved[0], None]
 
 
@@ -187,8 +187,8 @@ def test_reference_file_with_a_shared_name(tmp_path):
     for _ in range(2):
         one.remove()
         assert shared.exists()
-    assert collect(data_dir, "net", [Attachment(*SAME_NAME[0])]) == 0
-    assert collect(data_dir, "net", []) == 1
+    assert gc(data_dir, "net", [Attachment(*SAME_NAME[0])]) == 0
+    assert gc(data_dir, "net", []) == 1
     other.remove(shared=True)
     assert not shared.exists()
 
@@ -197,7 +197,7 @@ def test_backup_of_an_earlier_release_with_a_shared_name(tmp_path, monkeypatch):
     """The backup belongs only to the attachment that its note names, for DEL and GC."""
     data_dir = str(tmp_path / "tuning")
     one, other = (Backup(data_dir, "net", *attachment) for attachment in SAME_NAME)
-    for remove in (one.remove, lambda: collect(data_dir, "net", [Attachment(*SAME_NAME[1])])):
+    for remove in (one.remove, lambda: gc(data_dir, "net", [Attachment(*SAME_NAME[1])])):
         save_like_earlier_release(data_dir, SAME_NAME[0], monkeypatch)
         assert (one.load(), other.load()) == (WHOLE, None)
         assert list_attachments(data_dir) == [("net", Attachment(*SAME_NAME[0]))]
@@ -214,7 +214,7 @@ def test_note_with_another_file_name(tmp_path):
     save(Backup(data_dir, "net", "cid", "eth0"), WHOLE)
     note = tmp_path / "tuning.podwire" / "cid_eth0.json"
     note.write_text(json.dumps({**json.loads(note.read_text()), "containerID": "../cid"}))
-    assert collect(data_dir, "net", []) == 1
+    assert gc(data_dir, "net", []) == 1
     assert os.listdir(data_dir) == ["cid_eth0.json"]
 
 
@@ -249,7 +249,7 @@ def test_any_bytes_can_be_loaded(tmp_path_factory, data):
     assert backup.load() == SavedAttributes(WHOLE.original)
     (directory / "tuning/cid_eth0.json").write_bytes(data)
     assert backup.load() == SavedAttributes(Attributes())
-    collect(str(directory / "tuning"), "net", [])
+    gc(str(directory / "tuning"), "net", [])
     backup.remove()
     assert backup.load() is None
 
@@ -263,6 +263,6 @@ def test_gc_removes_drafts_of_a_killed_add(tmp_path):
         (data_dir / name).touch()
     for name in ("cid_eth0.json", "keep_eth0.json"):
         (notes / name).write_text('{"network')
-    assert collect(str(data_dir), "net", [Attachment("keep", "eth0")]) == 0
+    assert gc(str(data_dir), "net", [Attachment("keep", "eth0")]) == 0
     assert set(os.listdir(data_dir)) == {"noted_eth0.json", f"{DRAFT}keep_eth0.json", other}
     assert set(os.listdir(notes)) == {"noted_eth0.json", "keep_eth0.json"}
