@@ -60,9 +60,10 @@ def _warn_of_vlan(spec: FirewallSpec) -> None:
 
 
 def _divide(conf: FirewallConf) -> tuple[bool, FirewallConf | None]:
-    """Returns whether firewalld accepts the addresses, and the configuration of the rules of iptables or nftables.
+    """Returns whether firewalld accepts the addresses, and the configuration of rules in iptables or nftables.
 
-    firewalld does if it is configured, or if it runs and no backend is configured; then the rules are only a policy's.
+    firewalld accepts them if it is the configured backend, or if it runs and no backend is configured. Then rules are
+    needed only for a policy other than open: the second value is None without one.
     """
     if conf.backend != FIREWALLD and not (conf.backend == AUTOMATIC and firewalld.is_running()):
         return False, conf

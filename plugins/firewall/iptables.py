@@ -29,7 +29,7 @@ from kernel.netfilter.iptables_program import RefusedError, UnusableError
 from kernel.netfilter.iptables_rule import IptablesChange, IptablesRule, Listing
 from kernel.netfilter.nft import Chain, NftSocket, Table
 from kernel.rtnl import Request
-from plugins.firewall import bridge_netfilter, iptables_check, iptables_state, iptables_update
+from plugins.firewall import bridge_netfilter, iptables_check, iptables_rules, iptables_state
 from plugins.firewall.iptables_rules import (
     ENDS,
     ENTRY,
@@ -45,7 +45,7 @@ from plugins.firewall.iptables_rules import (
 from plugins.firewall.iptables_state import ExistingRule, to_listing
 from plugins.firewall.spec import OPEN, FirewallSpec
 
-_ROUNDS = 10  # each is lost to another process that changes the rules between our read and our write
+_ROUNDS = 10  # a round fails if another process changes the rules between the read and the write
 _DESCRIPTION = "create the firewall's rules"
 _Select = Callable[[int, Listing], list[IptablesRule]]  # from an IP version and its listing to the rules to delete
 _SHARED = (ENTRY, STAGE_1, STAGE_2)  # chains whose rules the first pod's ADD creates
@@ -140,7 +140,7 @@ def _compute_changes(spec: FirewallSpec) -> tuple[dict[int, list[IptablesChange]
     listings = iptables_state.get_listings(spec)
     is_stale = _StaleCheck()
     return {
-        version: iptables_update.changes_for_add(spec, version, listing, is_stale)
+        version: iptables_rules.changes_for_add(spec, version, listing, is_stale)
         for version, listing in listings.items()
     }, listings
 
@@ -201,15 +201,15 @@ def _get_link(name: str) -> Link | None:
 
 def _select_for_del(spec: FirewallSpec, version: int, listing: Listing) -> list[IptablesRule]:
     interfaces = _list_stale_interfaces(listing, spec.bridge)
-    return iptables_update.del_rules(spec, version, listing, interfaces, _StaleCheck())
+    return iptables_rules.rules_for_del(spec, version, listing, interfaces, _StaleCheck())
 
 
 def _gc(network: str, valid: Collection[Attachment], delete_selected: Callable[[_Select], None], where: str) -> None:
     unowned: dict[int, int] = {}
 
     def select(version: int, listing: Listing) -> list[IptablesRule]:
-        unowned[version] = iptables_update.count_unowned(listing)
-        return iptables_update.gc_rules(network, valid, listing, _list_stale_interfaces(listing))
+        unowned[version] = iptables_rules.count_unowned(listing)
+        return iptables_rules.rules_for_gc(network, valid, listing, _list_stale_interfaces(listing))
 
     delete_selected(select)
     nft_owner.report_unowned("firewall", sum(unowned.values()), where)
@@ -217,7 +217,7 @@ def _gc(network: str, valid: Collection[Attachment], delete_selected: Callable[[
 
 def _delete_legacy(description: str, select: _Select) -> None:
     def plan(version: int, listing: Listing) -> list[IptablesChange]:
-        return iptables_update.changes_to_delete_rules(select(version, listing), listing)
+        return iptables_rules.changes_to_delete_rules(select(version, listing), listing)
 
     change_legacy(TABLE, plan, description)
 

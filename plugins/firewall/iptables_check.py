@@ -16,13 +16,13 @@ from plugins.firewall.iptables_rules import (
     ENTRY,
     FORWARD_JUMP,
     ISOLATION_JUMP,
+    accepted_addresses,
     address_rules,
     admin_jump,
     normalize,
     other_policy_rules,
     policy_rules,
 )
-from plugins.firewall.iptables_update import accepted_addresses
 from plugins.firewall.spec import OPEN, FirewallSpec
 
 

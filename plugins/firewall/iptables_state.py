@@ -24,13 +24,14 @@ from plugins.firewall.iptables_rules import (
     STAGE_1,
     STAGE_2,
     TABLE,
+    accepted_addresses,
     address_rules,
     admin_jump,
     owner_text,
     parse_records,
     record_rule,
+    required_chains,
 )
-from plugins.firewall.iptables_update import accepted_addresses, required_chains
 from plugins.firewall.spec import FirewallSpec
 from process.values import dataclass
 

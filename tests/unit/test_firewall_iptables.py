@@ -1,4 +1,4 @@
-"""The lines that the firewall applies with iptables (plugins.firewall.iptables_update), and the parsing of rules."""
+"""The lines that the firewall applies with iptables (plugins.firewall.iptables_rules), and the parsing of rules."""
 
 from dataclasses import replace
 from ipaddress import ip_address
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from cni.conf import Attachment
 from kernel.netfilter import iptables_listing, nft, nft_rule
 from kernel.netfilter.iptables_rule import IptablesRule, Listing
+from plugins.firewall import iptables_rules
 from plugins.firewall import iptables_rules as rules
-from plugins.firewall import iptables_update
 from plugins.firewall.spec import FirewallSpec
 from tests.support.iptables_table import Table
 
@@ -30,12 +30,12 @@ class Filter(Table):
         super().__init__("FORWARD")
 
     def add(self, spec, is_stale=never_stale):
-        self.apply(iptables_update.changes_for_add(spec, 4, self.listing(), is_stale))
+        self.apply(iptables_rules.changes_for_add(spec, 4, self.listing(), is_stale))
         return self
 
     def delete(self, spec, stale_interfaces=(), is_stale=never_stale):
-        rules = iptables_update.del_rules(spec, 4, self.listing(), stale_interfaces, is_stale)
-        self.apply(iptables_update.changes_to_delete_rules(rules, self.listing()))
+        rules = iptables_rules.rules_for_del(spec, 4, self.listing(), stale_interfaces, is_stale)
+        self.apply(iptables_rules.changes_to_delete_rules(rules, self.listing()))
         return self
 
 
@@ -53,7 +53,7 @@ def test_add_corrects_any_order_of_the_jumps(order, spec):
     assert forward in ([rules.ISOLATION_JUMP, rules.FORWARD_JUMP], [rules.FORWARD_JUMP], [rules.ISOLATION_JUMP])
     assert (rules.FORWARD_JUMP in forward) == (spec.accepts or rules.FORWARD_JUMP in order)
     assert (rules.ISOLATION_JUMP in forward) == (spec.policy != "open" or rules.ISOLATION_JUMP in order)
-    assert iptables_update.changes_for_add(spec, 4, table.listing(), never_stale) == []
+    assert iptables_rules.changes_for_add(spec, 4, table.listing(), never_stale) == []
 
 
 def test_foreign_rule_keeps_the_chain_of_records():
