@@ -44,16 +44,18 @@ class Sandbox:
         self._socket: Socket | None = None
         self._routes: dict[int, dict[Network, list[InstalledRoute]]] = {}
 
-    def delete_link(self, doomed: Link, host: Socket) -> bool:
+    def delete_link(self, container_link: Link, host: Socket) -> bool:
         """Deletes an interface, and a veth's peer with it; returns whether the peer was on the host.
 
         A veth with its peer on the host is deleted from the host, in the background (kernel.link_deletion). Other
         links are deleted from inside, and so is a veth if that failed; that waits until the kernel has freed the link.
         Raises KernelError, and CniError(11) when the kernel does not announce the deletion in time.
         """
-        peer = link.get_local_peer(host, doomed, self.namespace)
-        if peer is None or not delete_in_background(peer, doomed, lambda: self.open_listener(link.RTNLGRP_LINK)):
-            self.socket.change(link.delete_request(doomed))
+        peer = link.get_local_peer(host, container_link, self.namespace)
+        if peer is None or not delete_in_background(
+            peer, container_link, lambda: self.open_listener(link.RTNLGRP_LINK)
+        ):
+            self.socket.change(link.delete_request(container_link))
         return peer is not None
 
     def __enter__(self) -> Sandbox:

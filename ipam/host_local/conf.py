@@ -132,11 +132,11 @@ def _raw_sets(net_conf: NetConf) -> tuple[tuple[Fields, ...], ...]:
 
 def _check_overlaps(sets: tuple[RangeSet, ...]) -> None:
     """Raises CniError(7) for overlapping sets; names the first two in the order of the reference plugin."""
-    at = first_overlap([item for range_set in sets for item in range_set.ranges])
-    if at is None:
+    index = first_overlap([item for range_set in sets for item in range_set.ranges])
+    if index is None:
         return
-    numbers = [number for number, range_set in enumerate(sets) for _ in range_set.ranges]
-    i = numbers[at]
+    set_numbers = [number for number, range_set in enumerate(sets) for _ in range_set.ranges]
+    i = set_numbers[index]
     j = next(j for j in range(i + 1, len(sets)) if sets[i].overlaps(sets[j]))
     raise invalid_conf(f"range set {i} overlaps with {j}", f"{sets[i]} and {sets[j]}")
 
@@ -179,10 +179,10 @@ def _range_set(items: tuple[Fields, ...]) -> RangeSet:
             "mixed address families",
             "put IPv4 and IPv6 subnets into two sets: an attachment gets one address of each set",
         )
-    at = first_overlap(ranges)
-    if at is not None:
-        other = next(item for item in ranges[at + 1 :] if overlap(ranges[at], item))
-        raise invalid_conf(f"subnets {ranges[at]} and {other} overlap")
+    index = first_overlap(ranges)
+    if index is not None:
+        other = next(item for item in ranges[index + 1 :] if overlap(ranges[index], item))
+        raise invalid_conf(f"subnets {ranges[index]} and {other} overlap")
     return RangeSet(ranges)
 
 

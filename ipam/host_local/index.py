@@ -128,8 +128,8 @@ class Index:
         offset = table.bucket_offset(key, self._buckets)
         bucket = self._bucket(offset)
         if not self.damaged:
-            at = table.vacant_position(bucket)
-            self.complete = self._put(offset, at, new) if at >= 0 else self._enlarge(new)
+            position = table.vacant_position(bucket)
+            self.complete = self._put(offset, position, new) if position >= 0 else self._enlarge(new)
 
     def remove(self, owner: bytes, name: str) -> None:
         """Removes the reservation `name` of `owner`; the caller has already changed the store."""
@@ -141,9 +141,9 @@ class Index:
             return
         self.complete = False
         key = table.key_of(owner)
-        for at, record in self._records(key):
+        for position, record in self._records(key):
             if table.name_of(record) == name and not self.damaged:
-                self.complete = self._put(table.bucket_offset(key, self._buckets), at, table.VACANT)
+                self.complete = self._put(table.bucket_offset(key, self._buckets), position, table.VACANT)
                 return
 
     def rebuild(self, owners: Mapping[bytes, list[str]]) -> None:
@@ -258,9 +258,9 @@ class Index:
         except OSError:
             return b""
 
-    def _put(self, offset: int, at: int, record: bytes) -> bool:
-        """Writes a record to position `at` of the bucket at `offset`; returns whether that succeeded."""
-        bucket = self._read_buckets[offset] = table.with_record(self._bucket(offset), at, record, offset)
+    def _put(self, offset: int, position: int, record: bytes) -> bool:
+        """Writes a record to `position` of the bucket at `offset`; returns whether that succeeded."""
+        bucket = self._read_buckets[offset] = table.with_record(self._bucket(offset), position, record, offset)
         try:
             _write(self._fd, bucket, _HEAD_BYTES + offset)
         except OSError:

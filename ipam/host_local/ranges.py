@@ -74,8 +74,8 @@ class RangeSet:
         firsts = [first for first, _, _ in ordered]
 
         def holds(value: int) -> bool:
-            at = bisect_right(firsts, value) - 1
-            return at >= 0 and value <= ordered[at][1] and value != ordered[at][2]
+            index = bisect_right(firsts, value) - 1
+            return index >= 0 and value <= ordered[index][1] and value != ordered[index][2]
 
         return holds
 
@@ -103,8 +103,8 @@ class RangeSet:
         start = None if last is None else self._range_of(last)
         if start is None or last is None:
             return [(item, item.first, item.last) for item in self.ranges]
-        at = self.ranges.index(start)
-        others = self.ranges[at + 1 :] + self.ranges[:at]
+        index = self.ranges.index(start)
+        others = self.ranges[index + 1 :] + self.ranges[:index]
         return [
             (start, last + 1, start.last),
             *((item, item.first, item.last) for item in others),
@@ -123,14 +123,14 @@ def first_overlap(ranges: Sequence[Range]) -> int | None:
     overlaps the earlier one with the highest last address.
     """
     overlapping: list[int] = []
-    order = sorted(range(len(ranges)), key=lambda at: (ranges[at].subnet.version, ranges[at].first))
+    order = sorted(range(len(ranges)), key=lambda index: (ranges[index].subnet.version, ranges[index].first))
     furthest = -1
-    for at in order:
-        if furthest >= 0 and overlap(ranges[furthest], ranges[at]):
-            overlapping += (furthest, at)
-            if ranges[at].last <= ranges[furthest].last:
+    for index in order:
+        if furthest >= 0 and overlap(ranges[furthest], ranges[index]):
+            overlapping += (furthest, index)
+            if ranges[index].last <= ranges[furthest].last:
                 continue
-        furthest = at
+        furthest = index
     return min(overlapping, default=None)
 
 

@@ -74,21 +74,21 @@ def bucket_offset(key: bytes, buckets: int) -> int:
 def find(bucket: bytes, key: bytes) -> list[tuple[int, bytes]]:
     """Returns the records of a key in its bucket, with their positions."""
     records = []
-    at = bucket.find(key)
-    while at >= 0:
-        start = at - _KEY_AT
-        if start % RECORD_BYTES == 0 and bucket[start]:
-            records.append((start, bucket[start : start + RECORD_BYTES]))
-        at = bucket.find(key, at + 1)
+    key_position = bucket.find(key)
+    while key_position >= 0:
+        position = key_position - _KEY_AT
+        if position % RECORD_BYTES == 0 and bucket[position]:
+            records.append((position, bucket[position : position + RECORD_BYTES]))
+        key_position = bucket.find(key, key_position + 1)
     return records
 
 
 def vacant_position(bucket: bytes) -> int:
     """Returns the position of the first vacant record in a bucket, -1 if it is full."""
-    at = bucket.find(VACANT)
-    while at > 0 and at % RECORD_BYTES:  # these zeros belong to two records
-        at = bucket.find(VACANT, at + 1)
-    return at
+    position = bucket.find(VACANT)
+    while position > 0 and position % RECORD_BYTES:  # these zeros belong to two records
+        position = bucket.find(VACANT, position + 1)
+    return position
 
 
 def with_checksum(content: bytes | bytearray, offset: int) -> bytes:
@@ -97,9 +97,9 @@ def with_checksum(content: bytes | bytearray, offset: int) -> bytes:
     return bytes(packed.ljust(BUCKET_BYTES - _CHECKSUM_BYTES, b"\0")) + _checksum(packed, offset)
 
 
-def with_record(bucket: bytes, at: int, record: bytes, offset: int) -> bytes:
-    """Returns a bucket with `record` at position `at`."""
-    return with_checksum(bucket[:at] + record + bucket[at + RECORD_BYTES :], offset)
+def with_record(bucket: bytes, position: int, record: bytes, offset: int) -> bytes:
+    """Returns the bucket at `offset` of the table with `record` at `position`."""
+    return with_checksum(bucket[:position] + record + bucket[position + RECORD_BYTES :], offset)
 
 
 def is_intact(bucket: bytes, offset: int) -> bool:
@@ -109,7 +109,9 @@ def is_intact(bucket: bytes, offset: int) -> bool:
 
 def is_whole(table: bytes) -> bool:
     """Returns whether all buckets of a table match their checksums."""
-    return all(is_intact(table[at : at + BUCKET_BYTES], at) for at in range(0, len(table), BUCKET_BYTES))
+    return all(
+        is_intact(table[offset : offset + BUCKET_BYTES], offset) for offset in range(0, len(table), BUCKET_BYTES)
+    )
 
 
 def records(table: bytes | bytearray) -> list[bytes]:
@@ -149,8 +151,8 @@ def _fill(records: list[bytes], buckets: int) -> bytearray | None:
     if max(map(len, filled.values()), default=0) > _CHECKSUM_AT // RECORD_BYTES:
         return None
     table = bytearray(buckets * BUCKET_BYTES)
-    for at in range(0, len(table), BUCKET_BYTES):
-        table[at : at + BUCKET_BYTES] = with_checksum(b"".join(filled.get(at, ())), at)
+    for offset in range(0, len(table), BUCKET_BYTES):
+        table[offset : offset + BUCKET_BYTES] = with_checksum(b"".join(filled.get(offset, ())), offset)
     return table
 
 

@@ -96,9 +96,9 @@ def _main_changes(
     hint_keys, main_keys = {item.key for item in hints}, {item.key for item in main}
     # Link routes last: the others need them when they are added again.
     ordered = sorted(main, key=lambda item: not any(item.gateways))
-    doomed = [item for item in ordered if item.dst.version in versions and not routes.is_link_local(item)]
+    removable = [item for item in ordered if item.dst.version in versions and not routes.is_link_local(item)]
     added = [_addition(item, TABLE_MAIN, ()) for item in hints if item.key not in main_keys]
-    return added + [_removal(item, TABLE_MAIN) for item in doomed if not _stays(item, conf, hint_keys)]
+    return added + [_removal(item, TABLE_MAIN) for item in removable if not _stays(item, conf, hint_keys)]
 
 
 def _stays(item: TableRoute, conf: SbrConf, hint_keys: set[tuple[object, ...]]) -> bool:

@@ -26,15 +26,15 @@ def remove(sandbox: Sandbox, prev_result: Result | None, table: int | None) -> N
     state = get_state(sandbox.socket, sandbox.ifname)
     ips = attachment_ips(prev_result, sandbox.ifname, strict=False) if prev_result else []
     ips = ips or _assigned(sandbox, state)
-    doomed = [
+    removable = [
         (item, ip.address.ip)
         for item in state.rules
         for ip in {ip.address.ip: ip for ip in ips}.values()
         if item.source == ip.address.packed and _is_ours(state, item, table)
     ]
-    requests = [rule.delete_request(source, item.table) for item, source in doomed]
+    requests = [rule.delete_request(source, item.table) for item, source in removable]
     if table is None:
-        removed = [item for item, _ in doomed]
+        removed = [item for item, _ in removable]
         tables = {item.table for item in removed} - {item.table for item in state.rules if item not in removed}
         requests += _route_requests(state, tables | _stale_tables(state, prev_result, ips))
     if requests:
