@@ -19,7 +19,7 @@ from plugins.bandwidth.shaper import Limits
 from plugins.bandwidth.subnets import EVERYWHERE, Subnets
 from process.values import replace
 
-_NONE: Mapping[int, DecodedMessage | None] = MappingProxyType({})
+_NO_ROOTS: Mapping[int, DecodedMessage | None] = MappingProxyType({})
 
 
 def check_ingress(limits: Limits, host_veth: Link, accepted: Collection[Bucket]) -> None:
@@ -47,7 +47,7 @@ def check_egress(
     host_veth: Link,
     accepted: Collection[Bucket],
     subnets: Subnets = EVERYWHERE,
-    roots: Mapping[int, DecodedMessage | None] = _NONE,
+    roots: Mapping[int, DecodedMessage | None] = _NO_ROOTS,
 ) -> None:
     """Checks the limit of the traffic that the pod sends, and that every limited packet is redirected to the ifb.
 

@@ -45,7 +45,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
         container_veth = get_container_veth(namespace, args.ifname, prev_result)
         ifb_index = shaper.default_ifb_index(container_veth.iflink)
         reads = [link.by_index_request(ifb_index)] if conf.egress else []
-        peer, existing, users_of_index = shaper.get_host_veth_and_limits(
+        peer, existing, links_with_index = shaper.get_host_veth_and_limits(
             host, owner, container_veth, namespace, *reads, lists_filters=False
         )
         host_veth = check_host_veth(peer, container_veth, prev_result)
@@ -55,8 +55,8 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             subnets=conf.subnets,
         )
         with record.timed_step("limits"):
-            is_free = users_of_index == [None]
-            ifb = shaper.set_limits(host, owner, host_veth, existing, desired, undo, index_is_free=is_free)
+            index_is_free = links_with_index == [None]
+            ifb = shaper.set_limits(host, owner, host_veth, existing, desired, undo, index_is_free=index_is_free)
     return replace(prev_result, interfaces=(*prev_result.interfaces, ifb)) if ifb else prev_result
 
 
@@ -95,7 +95,7 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
             return
         ifb_index = shaper.default_ifb_index(container_veth.iflink)
         reads = [traffic.get_root_request(ifb_index)] if conf.egress else []
-        peer, limits, roots = shaper.get_host_veth_and_limits(
+        peer, limits, ifb_roots = shaper.get_host_veth_and_limits(
             host, _owner(args, net_conf), container_veth, namespace, *reads
         )
         host_veth = check_host_veth(peer, container_veth, prev_result)
@@ -105,7 +105,7 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
             check_ingress(limits, host_veth, _accepted(conf.ingress, host_veth.mtu, conf.max_burst))
         if conf.egress:
             accepted = _accepted(conf.egress, host_veth.mtu, conf.max_burst)
-            check_egress(host, limits, host_veth, accepted, conf.subnets, {ifb_index: roots[0]})
+            check_egress(host, limits, host_veth, accepted, conf.subnets, {ifb_index: ifb_roots[0]})
 
 
 def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:

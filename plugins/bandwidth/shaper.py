@@ -73,8 +73,9 @@ def get_host_veth_and_limits(
 ) -> tuple[Link | None, Limits, list[DecodedMessage | None]]:
     """Returns the host veth of `container_veth`, the existing limits, and the answers to `reads`, from one send.
 
-    All requests use the peer's ifindex that the container veth reports. `lists_filters` lists the filters in the same
-    send, which saves a round trip if there are any. Raises KernelError.
+    The container veth reports the ifindex of its peer, so that no request has to wait for the peer's name. With
+    `lists_filters` the filters are listed in the same send, which saves a round trip if there are any. Raises
+    KernelError.
     """
     peer_requests = link.local_peer_requests(container_veth, namespace) if container_veth else []
     if not container_veth or not peer_requests:
@@ -82,11 +83,11 @@ def get_host_veth_and_limits(
     limit_requests = _limit_requests(owner.names, container_veth.iflink)
     listings = [traffic.list_filters_request(container_veth.iflink)] if lists_filters else []
     answers = host.get(*peer_requests, *limit_requests, *listings, *reads)
-    end = len(peer_requests) + len(limit_requests)
+    limits_end = len(peer_requests) + len(limit_requests)
     host_veth = link.local_peer_from_answers(container_veth, namespace, answers[: len(peer_requests)])
-    listing = answers[end] if lists_filters else None
-    limits = _limits(host, owner, host_veth, answers[len(peer_requests) : end], listing)
-    return host_veth, limits, answers[end + len(listings) :]
+    listing = answers[limits_end] if lists_filters else None
+    limits = _limits(host, owner, host_veth, answers[len(peer_requests) : limits_end], listing)
+    return host_veth, limits, answers[limits_end + len(listings) :]
 
 
 def get_limits(host: Socket, owner: IfbOwner, host_veth: Link | None) -> Limits:
