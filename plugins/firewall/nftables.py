@@ -121,7 +121,7 @@ def _table_requests(base: BaseTable) -> list[Request]:
         *map(nft.chain_request, base.chains),
     ]
     for chain, content in base.rules.items():
-        # Flushed even if it is empty: a parallel ADD may fill it before us.
+        # Flushed even if it is empty: a parallel ADD may fill it first.
         requests += [nft.flush_chain_request(chain), *(nft.rule_request(chain, rule.expressions) for rule in content)]
     return requests
 
@@ -130,19 +130,21 @@ def _changes(socket: NftSocket, owner_filter: ElementFilter, spec: FirewallSpec 
     """Returns the requests that make the elements of the matching owners equal those of `spec`; None deletes all."""
     requests: list[Request] = []
     deleted_members: set[bytes] = set()
-    desired = rules.desired_elements(spec) if spec else {}
+    desired_elements = rules.desired_elements(spec) if spec else {}
     for element_set in OWNED:
-        new = {element.key: element for element in desired.get(element_set, ())}
-        existing = nft_set.list_elements(socket, element_set, byte_filter({*owner_filter.hints, *new}))
-        right = {
+        desired = {element.key: element for element in desired_elements.get(element_set, ())}
+        existing = nft_set.list_elements(socket, element_set, byte_filter({*owner_filter.hints, *desired}))
+        correct = {
             item.key
             for item in existing
-            if item.key in new and spec and rules.element_owner(item) == rules.spec_owner(spec)
+            if item.key in desired and spec and rules.element_owner(item) == rules.spec_owner(spec)
         }
-        old = [item.key for item in existing if item.key not in right and (item.key in new or owner_filter.has(item))]
-        deleted_members.update(old if element_set in MEMBERS.values() else ())
-        requests += nft_set.delete_element_requests(element_set, old)
-        if missing := [element for key, element in new.items() if key not in right]:
+        obsolete = [
+            item.key for item in existing if item.key not in correct and (item.key in desired or owner_filter.has(item))
+        ]
+        deleted_members.update(obsolete if element_set in MEMBERS.values() else ())
+        requests += nft_set.delete_element_requests(element_set, obsolete)
+        if missing := [element for key, element in desired.items() if key not in correct]:
             requests += [nft_set.set_request(element_set), *nft_set.add_element_requests(element_set, missing)]
     return requests + _policy_requests(socket, spec, deleted_members)
 
@@ -162,13 +164,15 @@ def _policy_requests(socket: NftSocket, spec: FirewallSpec | None, deleted_membe
     requests: list[Request] = []
     is_same_bridge = spec is not None and spec.policy == SAME_BRIDGE
     for bridge_set, repetitions, is_desired in ((POLICED, 1, True), (SAME_BRIDGE_PAIRS, 2, is_same_bridge)):
-        new = {bridge * repetitions} if bridge and is_desired else set()
-        old = {each * repetitions for each in unused}
-        old |= {bridge * repetitions} if bridge and not is_desired else set()
-        elements = nft_set.list_elements(socket, bridge_set, byte_filter(new | old)) if new or old else []
-        existing = {item.key for item in elements}
-        requests += nft_set.delete_element_requests(bridge_set, old & existing)
-        requests += nft_set.add_element_requests(bridge_set, map(nft_set.Element, new - existing))
+        desired = {bridge * repetitions} if bridge and is_desired else set()
+        obsolete = {unused_bridge * repetitions for unused_bridge in unused}
+        obsolete |= {bridge * repetitions} if bridge and not is_desired else set()
+        keys = desired | obsolete
+        existing = (
+            {item.key for item in nft_set.list_elements(socket, bridge_set, byte_filter(keys))} if keys else set()
+        )
+        requests += nft_set.delete_element_requests(bridge_set, obsolete & existing)
+        requests += nft_set.add_element_requests(bridge_set, map(nft_set.Element, desired - existing))
     return requests
 
 

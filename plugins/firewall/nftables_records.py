@@ -48,16 +48,16 @@ def save_records(socket: NftSocket, spec: FirewallSpec) -> None:
         requests = [nft.table_request(rules.TABLE)]
         for version in spec.versions:
             record_set = SETS[version]
-            new = [Element(address.packed, data) for address in spec.addresses if address.version == version]
-            keys = {element.key for element in new}
-            old = [element for element in nft_set.list_elements(socket, record_set) if element.key in keys]
-            same = {element.key for element in old if element.userdata == data}
+            desired = [Element(address.packed, data) for address in spec.addresses if address.version == version]
+            keys = {element.key for element in desired}
+            existing = [element for element in nft_set.list_elements(socket, record_set) if element.key in keys]
+            correct = {element.key for element in existing if element.userdata == data}
             requests.append(nft_set.set_request(record_set))
             requests += nft_set.delete_element_requests(
-                record_set, (element.key for element in old if element.key not in same)
+                record_set, (element.key for element in existing if element.key not in correct)
             )
             requests += nft_set.add_element_requests(
-                record_set, (element for element in new if element.key not in same)
+                record_set, (element for element in desired if element.key not in correct)
             )
         nft.change(socket, *requests, generation=generation)
 
