@@ -57,7 +57,7 @@ def create(
     CniError(999) when the container already has an interface called `ifname`, KernelError.
     """
     container_end = VethEnd(ifname, mac or link.random_mac())
-    for attempt in range(_NAME_TRIES):
+    for tries_left in reversed(range(_NAME_TRIES)):
         host_end = VethEnd("veth" + system.current.random_bytes(4).hex(), link.random_mac())
         # Pushed before the request, whose answer may be lost; delete() recognizes the veth by its MAC address.
         undo.push(f'delete "{host_end.name}"', partial(delete, host, host_end))
@@ -76,7 +76,7 @@ def create(
                 msg = f"failed to make veth pair: {error}"
                 raise CniError(Code.INTERNAL, msg, error.details or where) from error
             with Sandbox(sandbox, ifname) as container:
-                if container.find_link() or attempt == _NAME_TRIES - 1:
+                if container.find_link() or not tries_left:
                     raise CniError(
                         Code.INTERNAL,
                         f'container veth name ("{ifname}") peer provided ("{host_end.name}") already exists',

@@ -177,11 +177,11 @@ def _execute(program: str, args: CmdArgs) -> bytes:
 
 
 def _run_when_free(command: Command) -> Outcome:
-    for attempt in range(_BUSY_TRIES):
+    for tries_left in reversed(range(_BUSY_TRIES)):
         try:
             (outcome,) = child.run(command, limit_s=child.LIMIT_S)
         except OSError as error:
-            if error.errno != errno.ETXTBSY or attempt == _BUSY_TRIES - 1:
+            if error.errno != errno.ETXTBSY or not tries_left:
                 raise
             with unblocked():
                 select.select([], [], [], _BUSY_WAIT_S)
