@@ -86,16 +86,19 @@ def change(socket: NftSocket, places: Places, added: Networks, removed: Networks
     requests: list[Request] = []
     number = 0
     for version in places.sets:
-        more, fewer = ({interval_of(item) for item in items if item.version == version} for items in (added, removed))
-        requests += _set_requests(CLUSTER_SETS[version], more, fewer)
-        number += len(more) + len(fewer)
+        added_intervals, removed_intervals = (
+            {interval_of(network) for network in networks if network.version == version}
+            for networks in (added, removed)
+        )
+        requests += _set_requests(CLUSTER_SETS[version], added_intervals, removed_intervals)
+        number += len(added_intervals) + len(removed_intervals)
     for version in places.chains:
         chain = _CHAINS[version]
-        fewer_networks = {network for network in removed if network.version == version}
+        removed_networks = {network for network in removed if network.version == version}
         rules = [accept_request(chain, network) for network in added if network.version == version]
-        if fewer_networks:
-            for rule in nft.list_rules(socket, chain, accept_filter(fewer_networks)):
-                if parse_accepted(version, rule) in fewer_networks:
+        if removed_networks:
+            for rule in nft.list_rules(socket, chain, accept_filter(removed_networks)):
+                if parse_accepted(version, rule) in removed_networks:
                     rules.append(nft.delete_rule_request(chain, rule))
         requests += rules
         number += len(rules)

@@ -38,8 +38,8 @@ class Collapsed:
             return
         self._sources.add(number)
         if not self._is_covered(number):
-            for each in list(self.networks.subnets(number)):
-                self._toggle(each)
+            for subnet in list(self.networks.subnets(number)):
+                self._toggle(subnet)
             self._merge(number)
 
     def _remove(self, number: int) -> None:
@@ -56,9 +56,9 @@ class Collapsed:
         while part != whole:
             self._toggle(sibling_of(self._version, part))
             part = parent_of(self._version, part)
-        for each in self._sources.subnets(number):
-            if not self._is_covered(each):
-                self._merge(each)
+        for subnet in self._sources.subnets(number):
+            if not self._is_covered(subnet):
+                self._merge(subnet)
 
     def _is_covered(self, number: int) -> bool:
         return next(self.networks.supernets(number), None) is not None

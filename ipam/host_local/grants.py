@@ -164,17 +164,17 @@ def parse(text: bytes) -> Grants:
 
 
 def _pool(fields: Fields) -> Pool:
-    blocks = [(item.string("state"), item.string("for"), _range(item)) for item in fields.objects("blocks")]
-    if first_overlap([item for *_, item in blocks]) is not None:
+    blocks = [(block.string("state"), block.string("for"), _range(block)) for block in fields.objects("blocks")]
+    if first_overlap([block_range for *_, block_range in blocks]) is not None:
         raise ValueError(f"blocks of pool {fields.string('name')} overlap")
     is_sticky = fields.boolean("sticky")
-    granted = [item for state, _, item in blocks if state == GRANTED]
+    granted = [block_range for state, _, block_range in blocks if state == GRANTED]
     by_pod: dict[str, list[Range]] = {}
-    for state, pod, item in blocks if is_sticky else ():
+    for state, pod, block_range in blocks if is_sticky else ():
         if state == GRANTED and pod:
-            by_pod.setdefault(pod, []).append(item)
+            by_pod.setdefault(pod, []).append(block_range)
     versions = fields.raw("versions")
-    if not isinstance(versions, list) or not versions or any(item not in (4, 6) for item in versions):
+    if not isinstance(versions, list) or not versions or any(version not in (4, 6) for version in versions):
         raise ValueError(f"pool {fields.string('name')} has no versions: [4], [6] or [4, 6]")
     return Pool(
         name=fields.string("name"),
@@ -183,7 +183,7 @@ def _pool(fields: Fields) -> Pool:
         range_sets=() if is_sticky else tuple(_sets(granted)),
         inactive=len(blocks) - len(granted),
         is_sticky=is_sticky,
-        by_pod={pod: tuple(_sets(items)) for pod, items in by_pod.items()},
+        by_pod={pod: tuple(_sets(ranges)) for pod, ranges in by_pod.items()},
     )
 
 

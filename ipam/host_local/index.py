@@ -175,9 +175,9 @@ class Index:
 
     def _enlarge(self, new: bytes) -> bool:
         """Replaces the table with a larger one of its records and `new`; returns whether that succeeded."""
-        whole = self._read_table()
-        is_whole = len(whole) == self._buckets * BUCKET_BYTES and table.is_whole(whole)
-        return is_whole and self._write_table([*table.records(whole), new])
+        content = self._read_table()
+        is_whole = len(content) == self._buckets * BUCKET_BYTES and table.is_whole(content)
+        return is_whole and self._write_table([*table.records(content), new])
 
     def _write_table(self, records: list[bytes]) -> bool:
         """Replaces the index file atomically with a table of `records`; returns whether that succeeded."""
@@ -212,18 +212,18 @@ class Index:
 
     def _matches_store(self) -> bool:
         """Returns whether the index matches the store; compares their timestamps (see the module's docstring)."""
-        index = os.fstat(self._fd)
-        self._buckets = max(0, index.st_size - _HEAD_BYTES) // BUCKET_BYTES
+        index_status = os.fstat(self._fd)
+        self._buckets = max(0, index_status.st_size - _HEAD_BYTES) // BUCKET_BYTES
         if self._buckets > table.MOST_BUCKETS:
             self._buckets = 0
         # The change time of an index from a backup is the time of the restoration.
-        self._last_change_ns = min(index.st_ctime_ns, index.st_mtime_ns + _BACK_NS)
+        self._last_change_ns = min(index_status.st_ctime_ns, index_status.st_mtime_ns + _BACK_NS)
         self._is_of_this_boot = bool(self._boot) and os.pread(self._fd, len(self._boot), 0) == self._boot
-        store = os.stat(self._store)
-        if store.st_mtime_ns != index.st_mtime_ns:
+        store_status = os.stat(self._store)
+        if store_status.st_mtime_ns != index_status.st_mtime_ns:
             return False
-        newest = store.st_mtime_ns + _NS
-        if store.st_ctime_ns < newest or index.st_ctime_ns < newest:
+        newest = store_status.st_mtime_ns + _NS
+        if store_status.st_ctime_ns < newest or index_status.st_ctime_ns < newest:
             return False
         return self._buckets > 0 and self._is_of_this_boot
 
