@@ -67,7 +67,7 @@ def _parse_queue(message: DecodedMessage) -> Queue:
     if qdisc is None or qdisc.is_shaper or qdisc.handle == QUEUE_HANDLE:
         return Queue(kind)
     if qdisc.bucket:
-        return Queue(kind, qdisc.bucket.rate, min(qdisc.bucket.held, qdisc.bucket.limit))
+        return Queue(kind, qdisc.bucket.rate, min(qdisc.bucket.capacity, qdisc.bucket.limit))
     if kind in _FIFOS:
         limit = _number(options)
         return Queue(kind, largest=limit if kind == _FIFOS[0] or not limit else None)

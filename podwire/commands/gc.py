@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace
 
-from attachment import cache
-from attachment.cache import CacheEntry
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from podwire import attachments, networks

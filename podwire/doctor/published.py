@@ -64,15 +64,17 @@ def _processes(node: Node) -> Iterator[Finding]:
                 yield from _used_by(pod, port, listener, processes.get(listener.inode))
 
 
-def _used_by(pod: VethPod, port: HostPort, listener: ListeningSocket, process: tuple[int, str] | None) -> Iterator[Finding]:
+def _used_by(
+    pod: VethPod, port: HostPort, listener: ListeningSocket, holder: tuple[int, str] | None
+) -> Iterator[Finding]:
     if port.host_ip not in ("", "0.0.0.0", "::", str(listener.address)) and not listener.address.is_unspecified:
         return
-    if process is not None and process[1] in _HOLDERS:
+    if holder is not None and holder[1] in _HOLDERS:
         return
-    who = f"process {process[0]} ({process[1]})" if process else "a process that is not visible here"
+    who = f"process {holder[0]} ({holder[1]})" if holder else "a process that is not visible here"
     number = f"{port.protocol} port {port.host_port}"
     text = f"{who} of the host listens on {number} ({listener.address}), which is published for {pod.name}"
-    stop = f"stop {process[1]}, " if process else "stop it, "
+    stop = f"stop {holder[1]}, " if holder else "stop it, "
     yield _USED.finding(pod.item.network.name, text, f"{stop}or publish another port for the pod")
 
 

@@ -24,7 +24,6 @@ from kernel.netns import Netns, entered
 from kernel.queues import Queue
 from kernel.rtnl import Socket
 from kernel.sockets_table import ListeningSocket
-from kernel.traffic import Qdisc
 from podwire.predictions import routing
 from podwire.predictions.routing import Choice, Fib
 

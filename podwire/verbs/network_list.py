@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from attachment.cache import CacheEntry
 from cni import versions
 from cni.conf import Attachment
 from cni.errors import CniError, Code
