@@ -48,11 +48,11 @@ def _read_subnet_file(path: str) -> tuple[list[str], dict[str, object]]:
         text = files.read(path, _MOST_BYTES).decode()
         variables = dict(line.partition("=")[::2] for line in text.splitlines())
         subnets = [str(parse_cidr(variables[name]).network) for name in _SUBNETS if variables.get(name)]
-    except (OSError, ValueError):
+        mtu = variables.get("FLANNEL_MTU", "")
+        settings: dict[str, object] = {"mtu": int(mtu)} if mtu.isascii() and mtu.isdigit() else {}
+    except (OSError, ValueError):  # also of more digits than int reads
         return [], {}
-    settings: dict[str, object] = {"ipMasq": variables.get("FLANNEL_IPMASQ") != "true"}
-    mtu = variables.get("FLANNEL_MTU", "")
-    return subnets, settings | ({"mtu": int(mtu)} if mtu.isascii() and mtu.isdigit() else {})
+    return subnets, {"ipMasq": variables.get("FLANNEL_IPMASQ") != "true", **settings}
 
 
 def _object(plugin: Mapping[str, object], key: str) -> dict[str, object]:

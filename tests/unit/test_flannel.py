@@ -33,3 +33,10 @@ def test_masquerading_of_the_delegate(tmp_path: Path) -> None:
     (tmp_path / "net.d" / "10.conflist").write_text(content)
     (item,) = node.interfaces
     assert item.masquerades
+
+
+def test_unreadable_mtu_of_flannel(tmp_path: Path) -> None:
+    """A file with more digits than Python reads is one that cannot be read, and no error."""
+    path = tmp_path / "subnet.env"
+    path.write_text(f"{subnet_env('10.42.3.1/24', '')}\nFLANNEL_MTU={'9' * 5000}\n")
+    assert not has_ranges(resolve_delegate({"type": "flannel", "subnetFile": str(path)}))
