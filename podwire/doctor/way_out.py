@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from shlex import quote
 
+from cni.address import Address
 from kernel import fib, sysctl
 from kernel.fib import BY_ADVERTISEMENT, LOCAL, packet_to
 from kernel.link import IFF_NOARP, Link
@@ -86,7 +87,9 @@ def _advertised(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
 def _occupied_gateways(node: Node) -> Iterator[Finding]:
     gateways = {hop: route for route in node.fib.routes if route.table == TABLE_MAIN for _, hop in route.hops if hop}
     for gateway, route in gateways.items():
-        links = node.links_by_address.get(gateway)
+        links = node.links_by_address.get(gateway, [])
+        if gateway.is_link_local:  # each interface may have it: docker0 has fe80::1, the gateway of many hosters
+            links = [link for link in links if link.index == route.ifindex]
         if links and node.fib.look_up(packet_to(gateway)).kind == LOCAL:
             text = f'"{links[0].name}" has the address {gateway} of the gateway of "{node.describe(route)}"'
             look = f"ip address show dev {quote(links[0].name)}"
@@ -120,7 +123,8 @@ def _sources(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
         remote = remote_addresses(version)[0]
         choice, source = node.fib.look_up(packet_to(remote)), fib.source_for(node.socket, remote)
         uplink = node.link_of(choice.ifindex)
-        is_usable = source and not source.is_link_local and not any(source in subnet for subnet in subnets)
+        is_usable = source and not _is_unreachable(source, choice.gateway)
+        is_usable = is_usable and not any(source in subnet for subnet in subnets)
         if source and not is_usable and uplink and uplink not in gates:
             text = f"it has no IPv{version} address for other machines: pods' packets leave with {source}"
             yield _SOURCE.finding(uplink.name, text, "give it its address again")
@@ -135,6 +139,12 @@ def _disabled_ipv6(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
         if node.sysctl(name) == "1":
             text = "it is 1, but the pods have an IPv6 default route: their IPv6 packets do not leave the host"
             yield _IPV6_OFF.finding(f"net/{name}", text, unless_intended(sysctl.command(name, "0")))
+
+
+def _is_unreachable(source: Address, gateway: Address | None) -> bool:
+    """Returns whether no answer arrives at a source: a microVM's 169.254.0.2 has a gateway there, which translates."""
+    has_translator = source.version == 4 and gateway is not None and gateway.is_link_local
+    return source.is_link_local and not has_translator
 
 
 def _is_masqueraded(pod: VethPod, version: int) -> bool:

@@ -68,6 +68,23 @@ def test_state_without_pods_that_is_no_fault(node, network, shell):
     assert list_problems(node.list_findings()) == []
 
 
+@pytest.mark.parametrize(
+    "shell",
+    [
+        "ip address add 2001:db8:1::1/64 dev out0 nodad; ip -6 route add default via fe80::1 dev out0;"
+        "ip link add docker0 up type bridge; ip address add fe80::1/64 dev docker0 nodad",
+        "ip route del default; ip address flush dev out0; ip address add 169.254.0.2/30 dev out0;"
+        "ip route add default via 169.254.0.1",
+    ],
+    ids=["fe80::1", "169.254"],
+)
+def test_link_local_gateway_is_no_fault(node, sandbox, shell):
+    """A gateway's link-local address may be that of docker0, too, and a microVM's addresses may all be link-local."""
+    node.host.run("sh", "-ec", f"{UPLINK}; {shell}")
+    node.attach(node.add_sample("60-podman.conflist"), sandbox)
+    assert list_problems(node.list_findings()) == []
+
+
 @pytest.mark.needs("nft_inet")
 def test_chain_that_may_accept_is_no_problem(node, sandbox):
     """A chain that drops what an earlier rule may accept is no problem."""
