@@ -102,16 +102,18 @@ def _program(node: Node, kind: str, user: str, programs: _Programs) -> Finding:
     if os.access(path, os.F_OK) and not os.access(path, os.X_OK) and os.stat(path).st_mode & 0o111:
         return UNSEEN.finding(kind, f"{path} is not executable for this user", UNSEEN.fix)
     if not os.access(path, os.X_OK):
-        return _MODE.finding(kind, f"{path} is not executable", Run(f"chmod 0755 {quote(path)}"))
+        fix = Run(f"chmod 0755 {quote(path)}")
+        return _MODE.finding(kind, f"{path} is not executable", fix, objects=_objects(kind))
     directory = quote(os.path.dirname(path))
     again = Run(f"podwire install --bin-dir {directory}") if kind in node.plugins else f"install {kind} again"
     if _is_foreign(path):
-        return _FOREIGN.finding(kind, f"{path} is for a different processor than this node's", again)
+        text = f"{path} is for a different processor than this node's"
+        return _FOREIGN.finding(kind, text, again, objects=_objects(kind))
     start = time.perf_counter()
     try:
         known = _known_versions(path)
     except CniError as error:
-        return _BROKEN.finding(kind, f"{path} {error.msg}", again)
+        return _BROKEN.finding(kind, f"{path} {error.msg}", again, objects=_objects(kind))
     programs.versions[kind] = known
     took = f"starts in {(time.perf_counter() - start) * 1000:.1f} ms"
     return ok_finding("programs", path, f"{took}, supports {span(known)}")
@@ -165,7 +167,8 @@ def _network_status(node: Node, network: Network) -> Iterator[Finding]:
             has_status = _run_status(node, network, plugin)
         except CniError as error:
             bridges = (item.bridge for item in node.interfaces if item.network is network and item.bridge)
-            behind = map(ipv6_of, bridges) if plugin["type"] == "bridge" else ()
+            gateways = map(ipv6_of, bridges) if plugin["type"] == "bridge" else ()
+            behind = (*_objects(str(plugin["type"])), *gateways)
             yield _STATUS.finding(f"{network.name}: {plugin['type']}", error.msg, error.details, behind=behind)
         else:
             if has_status:
@@ -217,16 +220,24 @@ def _execute_status(node: Node, network: Network, plugin: Mapping[str, object]) 
     command = Command((path,), env, gojson.dumps(network.build_config(plugin)).encode(), capture_stderr=True)
     try:
         (outcome,) = child.run(command, limit_s=_LIMIT_S)
-    except OSError:
-        return  # it cannot be started: `_program` reports it
+    except TimeoutError:
+        hint = f"run {path} by hand to see what it waits for"
+        raise CniError(0, f"it does not answer STATUS within {_LIMIT_S:.0f} s", hint) from None
+    except OSError as error:
+        raise CniError(0, f"STATUS cannot be run: {error.strerror}", f"run {path} by hand to see its error") from error
     if outcome.status:
         try:
             body = gojson.loads(outcome.stdout)
         except ValueError:
             body = None
-        error = body if isinstance(body, dict) else {}
-        msg = str(error.get("msg") or f"STATUS ended with {outcome.ending}")
-        raise CniError(0, msg, str(error.get("details") or f"run {path} by hand to see its error"))
+        answer = body if isinstance(body, dict) else {}
+        msg = str(answer.get("msg") or f"STATUS ended with {outcome.ending}")
+        raise CniError(0, msg, str(answer.get("details") or f"run {path} by hand to see its error"))
+
+
+def _objects(kind: str) -> tuple[str, ...]:
+    """Returns the object of a plugin's findings: a program that does not start has no answer to STATUS."""
+    return (f"plugin {kind}",)
 
 
 def _is_foreign(path: str) -> bool:

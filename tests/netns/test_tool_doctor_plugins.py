@@ -138,6 +138,17 @@ def test_status_of_a_foreign_plugin(node):
     assert list_problems(node.list_findings()) == []
 
 
+@pytest.mark.parametrize("in_version", [False, True])
+def test_plugin_without_an_answer_to_status(node, in_version):
+    """A foreign plugin that does not answer STATUS is not ready; one that does not start is reported once."""
+    answer = "exec sleep 60" if in_version else 'echo \'{"supportedVersions": ["1.1.0"]}\''
+    stand_ins.install(node.bin_dir, other=f"case $CNI_COMMAND in VERSION) {answer};; *) exec sleep 60;; esac")
+    node.add_network({"cniVersion": "1.1.0", "name": "x", "plugins": [{"type": "other"}]})
+    problems = [one for one in node.list_findings() if one["severity"] == "problem"]
+    expected = ("plugin-not-starting", "VERSION") if in_version else ("not-ready", "STATUS")
+    assert [(one["name"], f"does not answer {expected[1]}" in one["text"]) for one in problems] == [(expected[0], True)]
+
+
 def test_remains_of_another_cni(node):
     """An interface of flannel that no network uses is a note."""
     node.add_bridge()
