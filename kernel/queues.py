@@ -26,19 +26,22 @@ _HTB_PARMS, _HTB_INIT, _HTB_CEIL64 = 1, 2, 7  # TCA_HTB_*
 _DEFAULT_AT = 8  # of defcls in struct tc_htb_glob
 _CLASS = struct.Struct("=20xI12xI")  # struct tc_htb_opt: bytes/s of the ceil, level (0: the class has no subclasses)
 _STATISTICS = struct.Struct("=12xII8xI")  # struct tc_stats: drops, overlimits, qlen
+_MAJOR, _PRIO, _PRIO_DEFAULT = 0xFFFF0000, "prio", 2  # the band of packets without a priority, if nothing changes it
 
 
 class Queue(NamedTuple):
     """A queue: `rate` is in bytes/s, `largest` the bytes of the largest packet that it accepts (0: it accepts none).
 
     `default` is the class that HTB gives to packets that no filter classifies, 0 if it has none; None for podwire's
-    HTB, and for other kinds.
+    HTB, and for other kinds. `is_of_class`: it gets only packets that HTB or prio classify, as its class is not the
+    default.
     """
 
     kind: str
     rate: int | None = None
     largest: int | None = None
     default: int | None = None
+    is_of_class: bool = False
 
 
 class HtbClass(NamedTuple):
@@ -56,9 +59,27 @@ class HtbClass(NamedTuple):
 def list_queues(socket: Socket) -> dict[int, list[Queue]]:
     """Returns the queues of each interface, by ifindex; raises KernelError."""
     queues: dict[int, list[Queue]] = {}
+    parents: dict[int, list[tuple[int, int]]] = {}
     for message in socket.dump(list_qdiscs_request()):
         queues.setdefault(message["index"], []).append(_parse_queue(message))
-    return queues
+        parents.setdefault(message["index"], []).append((message["handle"], message["parent"]))
+    return {index: _with_classes(queues[index], parents[index]) for index in queues}
+
+
+def _with_classes(queues: list[Queue], numbers: list[tuple[int, int]]) -> list[Queue]:
+    """Returns an interface's queues with `is_of_class`; `numbers` are the handle and the parent of each."""
+    above = {handle: (queue, parent) for queue, (handle, parent) in zip(queues, numbers, strict=True)}
+    above.pop(0, None)  # without a handle a queue has no classes
+    above.pop(_MAJOR, None)  # the part of ROOT, and the handle of ingress
+
+    def is_of_class(parent: int) -> bool:
+        queue, next_parent = above.get(parent & _MAJOR, (None, 0))
+        if queue is None:
+            return False
+        default = parent & _MAJOR | _PRIO_DEFAULT if queue.kind == _PRIO else queue.default
+        return (default is not None and parent != default) or is_of_class(next_parent)
+
+    return [queue._replace(is_of_class=is_of_class(parent)) for queue, (_, parent) in zip(queues, numbers, strict=True)]
 
 
 def _parse_queue(message: DecodedMessage) -> Queue:

@@ -37,7 +37,8 @@ _FAULTS = (
         obstacles.CLASS,
         Severity.NOTE,
         "a class of traffic control (htb) of an interface on the pods' way passes less than 1 Mbit/s and has held "
-        "packets back; doctor does not know which packets. HTB's default class is a warning",
+        "packets back, or its queue loses packets; doctor does not know which packets. The class that packets enter by "
+        "default is a warning",
         "`tc -s class show dev INTERFACE` shows it: change it in the program that created it",
     ),
     Fault(

@@ -117,9 +117,10 @@ def _queue(link: Link, queue: Queue) -> Obstacle | None:
         effect = f"passes no packet larger than {queue.largest} bytes" if queue.largest else "passes no packet"
     if not effect:
         return None
-    return Obstacle(
-        QUEUE, f"its queue {queue.kind} {effect}", f"tc qdisc show dev {name}", f"tc qdisc del dev {name} root"
-    )
+    look = f"tc qdisc show dev {name}"
+    if queue.is_of_class:
+        return Obstacle(CLASS, f"its queue {queue.kind}, of packets that a filter chooses, {effect}", look)
+    return Obstacle(QUEUE, f"its queue {queue.kind} {effect}", look, f"tc qdisc del dev {name} root")
 
 
 def _is_slow(bytes_per_s: int) -> bool:

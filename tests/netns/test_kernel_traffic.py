@@ -154,6 +154,19 @@ def test_queues_of_others(veth, line, expected):
 
 
 @pytest.mark.needs("tbf", "htb")
+@pytest.mark.parametrize(("parent", "is_of_class"), [("1:10", False), ("1:66", True)])
+def test_queue_of_a_class(veth, parent, is_of_class):
+    """Only packets that a filter classifies enter the queue of a class, except that of the default class."""
+    veth("qdisc add dev veth0 root handle 1: htb default 10")
+    for classid in ("1:10", "1:66"):
+        veth(f"class add dev veth0 parent 1: classid {classid} htb rate 8mbit")
+    veth(f"qdisc add dev veth0 parent {parent} handle 66: tbf rate 8mbit burst 3000 limit 900")
+    veth("qdisc add dev veth0 ingress")
+    of_class = {one.kind: one.is_of_class for one in queues.list_queues(veth.socket)[veth.ifindex]}
+    assert of_class == {"htb": False, "tbf": is_of_class, "ingress": False}
+
+
+@pytest.mark.needs("tbf", "htb")
 def test_queues_of_podwire_have_no_limit(veth):
     """A limit of podwire's with all its queues is not read as a limit of others."""
     veth.socket.change(*htb.create_requests(veth.ifindex, Bucket(1000, 100_000, 3000), 1))
