@@ -41,7 +41,7 @@ _OCCUPIED = Fault(
 )
 _WIDE = Fault(
     "uplink-subnet-wide",
-    Severity.WARNING,
+    Severity.NOTE,
     "the subnet of an uplink's address has more public addresses than one network: the host looks for distant "
     "machines by ARP, and does not send to its gateway",
     "set the address with its network's prefix length",

@@ -111,7 +111,8 @@ def _has_entry(facts: NetworkFacts, bridge: Link) -> bool:
 
 def _queue(link: Link, queue: Queue) -> Obstacle | None:
     name, effect = quote(link.name), _LOSING.get(queue.kind, "")
-    if queue.rate is not None and _is_slow(queue.rate):
+    is_slow = queue.rate is not None and _is_slow(queue.rate)
+    if queue.rate is not None and is_slow:
         effect = f"passes only {format_rate(8 * queue.rate)}"
     elif queue.largest is not None and queue.largest < link.mtu:
         effect = f"passes no packet larger than {queue.largest} bytes" if queue.largest else "passes no packet"
@@ -120,7 +121,10 @@ def _queue(link: Link, queue: Queue) -> Obstacle | None:
     look = f"tc qdisc show dev {name}"
     if queue.is_of_class:
         return Obstacle(CLASS, f"its queue {queue.kind}, of packets that a filter chooses, {effect}", look)
-    return Obstacle(QUEUE, f"its queue {queue.kind} {effect}", look, f"tc qdisc del dev {name} root")
+    command = f"tc qdisc del dev {name} root"
+    if is_slow:  # a limit that somebody may have meant
+        return Obstacle(QUEUE, f"its queue {queue.kind} {effect}", look, advice=f"if that is not intended: {command}")
+    return Obstacle(QUEUE, f"its queue {queue.kind} {effect}", look, command)
 
 
 def _is_slow(bytes_per_s: int) -> bool:
