@@ -13,7 +13,7 @@ from typing import NamedTuple
 from cni.address import Address
 from cni.fields import Fields
 from kernel.address import IFA_F_DADFAILED, IFA_F_TENTATIVE
-from kernel.fib import packet_to
+from kernel.fib import UNICAST, packet_to
 from kernel.link import IFF_NOARP
 from kernel.packet_tap import PROTOCOLS, TCP, UDP
 from podwire.attachments import CachedAttachment
@@ -92,6 +92,18 @@ def list_paths(
                 yield Path(pod, "address", ECHO, place, local, address, target=topology.place_of(address))
         yield from _port_paths(topology, pod, place, local, outer, cached)
     yield from _query_paths(pod, place)
+
+
+def find_bypass(topology: Topology, pod: Pod, outer: ExternalHost) -> str:
+    """Returns the policy rule that sends a pod's packets to an uplink, past the outside of the test; "" without one."""
+    node, place = topology.node, topology.place(pod)
+    for version, destination in outer.local_addresses.items():
+        if local := place.address(version):
+            choice = node.fib.look_up(packet_to(destination, local, pod.bridge or pod.host_interface))
+            link = node.link_of(choice.ifindex)
+            if choice.kind == UNICAST and choice.rule and link and link.is_up and link.name != outer.host_veth:
+                return choice.rule.words
+    return ""
 
 
 def list_next_hops(topology: Topology, pod: Pod) -> Iterator[Path]:

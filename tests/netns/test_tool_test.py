@@ -95,6 +95,19 @@ def test_fault(node, new_sandbox, shell, path, suspect, words, whole):
         assert {one["state"] for one in document["paths"] if one["path"] == name} <= _WHOLE, name
 
 
+def test_second_uplink_of_the_pods(node, pods):
+    """A policy rule that sends the pods' packets to an uplink is no fault: what the test cannot reach is not lost."""
+    node.host.run(
+        "sh", "-ec", "ip route add default via 192.0.2.2 table 9; ip rule add from 10.22.0.0/24 lookup 9 pref 900"
+    )
+    document = node.test()
+    names = {path["path"] for path in document["paths"]}
+    assert not names & {"pod-to-outside", "outside-to-port"}
+    assert {path["state"] for path in document["paths"]} <= _WHOLE
+    assert not document["complete"]
+    assert ["from 10.22.0.0/24 lookup 9" in text for text in document["unseen"]] == [True]
+
+
 def test_stale_flow(node, pods):
     """A tracked UDP flow of a client to an address that the pod of the port does not have is reported."""
     node.host.run(
