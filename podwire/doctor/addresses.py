@@ -20,7 +20,7 @@ from ipam.host_local.ranges import RangeSet
 from ipam.host_local.store import ReservationStore
 from kernel import locks
 from kernel.netfilter import iptables_program
-from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
+from podwire.doctor.finding import UNSEEN, UNSEEN_FIX, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, mount_point, read_text
 from podwire.doctor.run import Run
 from podwire.flannel import is_flannel
@@ -35,50 +35,41 @@ _FULL = Fault(
     "range-full",
     Severity.PROBLEM,
     "a range has no free address left: the next ADD fails",
-    '`podwire gc NETWORK` if containers that are no longer running hold addresses; else configure a larger "subnet" or '
-    "a second range",
 )
 _NEARLY = Fault(
     "range-nearly-full",
     Severity.WARNING,
     f"{_NEARLY_PERCENT} % or more of a range's addresses are in use",
-    "as for `range-full`",
 )
 _STALE = Fault(
     "stale-reservations",
     Severity.WARNING,
     "addresses are reserved for containers that are no longer running",
-    "`podwire gc NETWORK`; `podwire ipam verify` lists them",
 )
 _UNRESERVED = Fault(
     "address-not-reserved",
     Severity.PROBLEM,
     "the address of a running pod is not reserved in its network's store: host-local may allocate it to another pod",
-    "remove the container and create it again, before other pods are created",
 )
 _UNUSABLE = Fault(
     "store-unusable",
     Severity.PROBLEM,
     "host-local cannot create files in its store: it is read-only, full, not a directory, or not root's",
-    'as the finding says: remount, free some space, or set "dataDir"',
 )
 _ELSEWHERE = Fault(
     "store-shared",
     Severity.WARNING,
     "the store is on a network file system: its locks may not work, and two nodes may share it",
-    'set "dataDir" to a local directory',
 )
 _FORGETFUL = Fault(
     "store-in-memory",
     Severity.NOTE,
     "the store is on a tmpfs: a reboot empties it, so pods that survive a reboot lose their reservation",
-    'set "dataDir" to a directory on a disk',
 )
 _HELD = Fault(
     "lock-held",
     Severity.WARNING,
     "a process has held the lock of a store or of iptables-legacy for long: ADD and DEL wait for it, up to 10 seconds",
-    "`kill PID`, if the process is stuck",
 )
 
 
@@ -91,7 +82,7 @@ def _ranges(node: Node) -> Iterator[Finding]:
             owners = node.checker.get_owners(store)
         except OSError as error:
             if not _unusable(item, store):  # `_usable` reports the reason
-                yield UNSEEN.finding(item.network.name, f"cannot read {store.directory}: {error.strerror}", UNSEEN.fix)
+                yield UNSEEN.finding(item.network.name, f"cannot read {store.directory}: {error.strerror}", UNSEEN_FIX)
             continue
         name, known = item.network.name, cache()
         stale = 0
@@ -134,7 +125,12 @@ def _reserved(node: Node) -> Iterator[Finding]:
                 if is_mine and not os.path.lexists(os.path.join(store.directory, str(address))):
                     pod = one.pod or one.attachment.container_id
                     text = f"{address} of {pod} is not reserved in {store.directory}"
-                    yield _UNRESERVED.finding(item.network.name, text, _UNRESERVED.fix, behind=(store.directory,))
+                    yield _UNRESERVED.finding(
+                        item.network.name,
+                        text,
+                        "remove the container and create it again, before other pods are created",
+                        behind=(store.directory,),
+                    )
 
 
 def _usage(node: Node, item: Interface, range_set: RangeSet, by_cache: Usage) -> Usage:

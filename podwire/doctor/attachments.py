@@ -28,39 +28,33 @@ _LOST_RULES = Fault(
     "rules-missing",
     Severity.PROBLEM,
     "rules of a running pod are missing (masquerading, host ports or firewall): flushed, or lost by a reload",
-    "`podwire repair NETWORK`",
 )
 _SHADOWED = Fault(
     "host-port-shadowed",
     Severity.PROBLEM,
     "another container's rule for the same host port comes before the pod's, and gets its packets",
-    "give one of them another host port, or `podwire gc NETWORK` if the other is no longer running",
 )
 ELSEWHERE = Fault(
     "pod-routed-elsewhere",
     Severity.PROBLEM,
     "the host's route to a running pod uses an interface that is not the pod's: 127.0.0.1:hostPort fails",
-    "`ip route delete` with the route in the finding, if another program created it",
 )
 _WRONG = Fault(
     "check-failed",
     Severity.PROBLEM,
     "the interface, addresses, routes, limits or settings of a running pod are no longer as ADD created them",
-    "as the plugin's CHECK says: mostly, remove the container and create it again",
 )
 _NOT_ALL = Fault(
     "not-all-checked",
     Severity.NOTE,
     "not every attachment was checked, due to its configuration: the network's version has no CHECK, the network "
     "disables it, or a plugin is not podwire's",
-    "`podwire doctor NETWORK` checks one network, `podwire check NETWORK NETNS` one attachment",
 )
 _REMARK = Fault(
     "remark",
     Severity.NOTE,
     "CHECK passes with a remark: mostly that no rule protects the host's 127.0.0.1, as with pods whose host ports the "
     "reference plugins published",
-    "as the remark says; `podwire repair NETWORK` creates the protecting rule",
 )
 
 
@@ -148,7 +142,12 @@ def _finding(node: Node, one: CachedAttachment, failure: Failure) -> Finding:
     subject = f"{one.network_name}: {pod} {one.attachment.ifname}"
     error, text = failure.error, f"{failure.plugin}: {failure.error.msg}"
     if isinstance(error, ShadowedError):
-        return _SHADOWED.finding(subject, text, error.details or _SHADOWED.fix)
+        return _SHADOWED.finding(
+            subject,
+            text,
+            error.details
+            or "give one of them another host port, or `podwire gc NETWORK` if the other is no longer running",
+        )
     behind = [interface.name for interface in one.typed_result.interfaces if not interface.sandbox]
     behind.append(attachment_key(one))
     if isinstance(error, WrongRouteError):

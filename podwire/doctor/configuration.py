@@ -16,7 +16,7 @@ from kernel.fib import UNICAST
 from kernel.link import IFF_LOOPBACK
 from podwire import flannel
 from podwire.attachments import CachedAttachment
-from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
+from podwire.doctor.finding import UNSEEN, UNSEEN_FIX, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, overlapping, types_of
 from podwire.doctor.run import Run
 from podwire.output import plural
@@ -28,58 +28,48 @@ _NONE = Fault(
     "no-network",
     Severity.PROBLEM,
     "net.d does not exist, or has no file that a runtime can use: pods wait for a network, nodes are not ready",
-    "`podwire install --conf --subnet CIDR`, on a node of Kubernetes `podwire install --conf --node node.json`; or "
-    "put a configuration there, and check it with `podwire lint`",
 )
 _UNUSABLE = Fault(
     "file-unusable",
     Severity.WARNING,
     "a file that runtimes read is invalid; containerd then uses none of the files",
-    "`podwire lint FILE` shows the error: correct the file, or move it out of net.d",
 )
 _TWICE = Fault(
     "same-name",
     Severity.WARNING,
     "two files define networks of the same name: runtimes differ in which one they use, and both share their addresses",
-    "rename one of the networks, or move its file out of net.d",
 )
 _TOGETHER = Fault(
     "subnets-overlap",
     Severity.WARNING,
     "two networks allocate addresses of the same subnet independently: two pods can get the same address",
-    'change "subnet" in one of the files',
 )
 _ON_HOST = Fault(
     "subnet-taken",
     Severity.WARNING,
     "the host has an address in, or a route to, a pod subnet on another interface: packets reach the wrong destination",
-    'change "subnet" in the file, or remove the address or route from the host',
 )
 _FORGOTTEN = Fault(
     "network-not-configured",
     Severity.NOTE,
     "pods of a network are running, but no file of net.d defines it any more: they work with the configuration in the "
     "cache",
-    "put its file back, or create the pods again",
 )
 _NEWER_FIRST = Fault(
     "other-network-first",
     Severity.WARNING,
     "Kubernetes' runtimes use the first file of net.d, and it has another network than the running pods: new pods get "
     "that one",
-    "move the file of the network that should not be used out of net.d",
 )
 _OTHERS = Fault(
     "other-cni",
     Severity.NOTE,
     "files or interfaces of another CNI remain, and no network uses it; its rules and routes may also remain",
-    "remove it as its documentation says; a reboot removes its interfaces",
 )
 _NO_SUBNET = Fault(
     "flannel-subnet-missing",
     Severity.PROBLEM,
     "the file of flannel's daemon has no subnet of this node: flannel's plugin fails at ADD",
-    "the daemon's log has the reason: `kubectl -n kube-flannel logs ds/kube-flannel-ds`, of k3s `journalctl -u k3s`",
 )
 
 _KUBELET = "/var/lib/kubelet"
@@ -113,7 +103,7 @@ def _files(node: Node) -> Iterator[Finding]:
     usable = [file for file in node.files if file.network]
     for file in node.files:
         if file.problem and file.is_hidden:
-            yield UNSEEN.finding(file.path, f"it {file.problem.msg}", UNSEEN.fix)
+            yield UNSEEN.finding(file.path, f"it {file.problem.msg}", UNSEEN_FIX)
         elif file.problem:
             yield _UNUSABLE.finding(
                 file.path, f"it cannot be used: {file.problem.msg}", f"podwire lint {quote(file.path)}"
@@ -181,7 +171,9 @@ def _forgotten(node: Node) -> Iterator[Finding]:
             counts[one.network_name] = counts.get(one.network_name, 0) + 1
     for name, number in counts.items():
         yield _FORGOTTEN.finding(
-            name, f"{plural(number, 'running attachment')}, but no file in {node.conf_dir} defines it", _FORGOTTEN.fix
+            name,
+            f"{plural(number, 'running attachment')}, but no file in {node.conf_dir} defines it",
+            "put its file back, or create the pods again",
         )
 
 
@@ -255,7 +247,9 @@ def _leftovers(node: Node) -> Iterator[Finding]:
         if remaining:
             more = f" and {len(remaining) - 4} more" if len(remaining) > 4 else ""
             yield _OTHERS.finding(
-                name, f"no network uses it, but these remain: {', '.join(remaining[:4])}{more}", _OTHERS.fix
+                name,
+                f"no network uses it, but these remain: {', '.join(remaining[:4])}{more}",
+                "remove it as its documentation says; a reboot removes its interfaces",
             )
 
 
@@ -266,10 +260,15 @@ def _flannel(node: Node) -> Iterator[Finding]:
             if flannel.has_ranges(flannel.resolve_delegate(plugin)):
                 continue
             if os.path.lexists(path) and not os.access(path, os.R_OK):
-                yield UNSEEN.finding(network.name, f"{path} cannot be read", UNSEEN.fix)
+                yield UNSEEN.finding(network.name, f"{path} cannot be read", UNSEEN_FIX)
                 continue
             state = "names no subnet" if os.path.lexists(path) else "does not exist"
-            yield _NO_SUBNET.finding(network.name, f"{path} {state}: ADD fails", _NO_SUBNET.fix.replace("`", ""))
+            yield _NO_SUBNET.finding(
+                network.name,
+                f"{path} {state}: ADD fails",
+                "the daemon's log has the reason: kubectl -n kube-flannel logs ds/kube-flannel-ds, of k3s "
+                "journalctl -u k3s",
+            )
 
 
 CHECKS = (

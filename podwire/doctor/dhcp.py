@@ -28,20 +28,16 @@ _UNREACHABLE = Fault(
     "dhcp-daemon-unreachable",
     Severity.PROBLEM,
     "a network's addresses come from dhcp, and its daemon cannot be reached: each ADD fails, and no lease is renewed",
-    "`systemctl enable --now cni-dhcp.socket cni-dhcp.service`, or start the DaemonSet of deploy/dhcp, or run "
-    "`/opt/cni/bin/dhcp daemon`",
 )
 _UNREADABLE = Fault(
     "dhcp-lease-unreadable",
     Severity.WARNING,
     "a lease file of dhcp cannot be read: after a restart the daemon does not renew the lease",
-    "create the pod again, then delete the file",
 )
 _EXPIRED = Fault(
     "dhcp-lease-expired",
     Severity.PROBLEM,
     "a DHCP lease has expired: no server renewed it, or the daemon was not running; the pod has lost its address",
-    "check the DHCP server and the daemon's log (`journalctl --unit cni-dhcp`), then create the pod again",
 )
 
 
@@ -86,7 +82,11 @@ def _leases(node: Node) -> Iterator[Finding]:
         if lease.state is LeaseState.EXPIRED:
             owner = f"{lease.network}: {lease.attachment.container_id} {lease.attachment.ifname}"
             text = f"the lease of {lease.address} from {lease.server} expired {lease.expiry}"
-            yield _EXPIRED.finding(owner, text, _EXPIRED.fix.replace("`", ""))
+            yield _EXPIRED.finding(
+                owner,
+                text,
+                "check the DHCP server and the daemon's log (journalctl --unit cni-dhcp), then create the pod again",
+            )
 
 
 CHECKS = (

@@ -65,12 +65,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that a check can find; `meaning` and `fix` are for the manual."""
+    """A fault that a check can find; `meaning` is for the manual."""
 
     name: str
     severity: Severity
     meaning: str
-    fix: str
 
     def finding(
         self,
@@ -106,11 +105,11 @@ def ok_finding(name: str, subject: str, text: str) -> Finding:
     return Finding(Severity.OK, name, subject, text)
 
 
+UNSEEN_FIX = "run podwire as root, in the host's own namespaces"
 UNSEEN = Fault(
     "not-seen",
     Severity.NOTE,
     "something could not be read: whether anything is wrong there is unknown, and the exit status is 4",
-    "run podwire as root, in the host's own namespaces",
 )
 
 

@@ -19,7 +19,7 @@ from kernel.netns import Netns
 from podwire.checking import LIMIT_S
 from podwire.doctor import interior_addresses, interior_links, interior_resolvers, interior_routes
 from podwire.doctor import interior_faults as faults
-from podwire.doctor.finding import UNSEEN, Check, Finding, Severity, ok_finding
+from podwire.doctor.finding import UNSEEN, UNSEEN_FIX, Check, Finding, Severity, ok_finding
 from podwire.doctor.interior_pod import InspectedPod
 from podwire.doctor.neighbours import duplicate_advice
 from podwire.doctor.node import Node
@@ -52,7 +52,7 @@ def _check(node: Node) -> Iterator[Finding]:
             with Netns(pod.attachment.netns) as netns, NetworkFacts(netns) as interior:
                 findings = list(_Inspection(InspectedPod(node, pod, interior, owners)).run())
         except (CniError, OSError) as error:
-            yield UNSEEN.finding(pod.name, f"its namespace cannot be inspected: {error}", UNSEEN.fix)
+            yield UNSEEN.finding(pod.name, f"its namespace cannot be inspected: {error}", UNSEEN_FIX)
             continue
         checked += 1
         yield from findings
@@ -199,12 +199,12 @@ class _Inspection:
             if mine and all(one.address.is_loopback for one in mine):
                 where = f"port {port.container_port} listens on {mine[0].address} only"
                 text = f"{where}, but host port {port.host_port} leads to it"
-                yield self._one.finding(faults.LISTENS, text, faults.LISTENS.fix, causes=False)
+                yield self._one.finding(faults.LISTENS, text, faults.LISTENS_FIX, causes=False)
             others = sorted({one.port for one in listeners if one.protocol == port.protocol_number} - {53})
             if not mine and others and port.protocol_number == TCP:
                 text = f"host port {port.host_port} leads to port {port.container_port}, where no program listens"
                 text += f" (the pod listens on {', '.join(map(str, others[:5]))})"
-                yield self._one.finding(faults.PORT_UNUSED, text, faults.PORT_UNUSED.fix, causes=False)
+                yield self._one.finding(faults.PORT_UNUSED, text, faults.PORT_UNUSED_FIX, causes=False)
 
 
 CHECKS = (

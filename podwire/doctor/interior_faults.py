@@ -8,105 +8,93 @@ DOWN = Fault(
     "pod-link-down",
     Severity.PROBLEM,
     "the interface in a running pod is down",
-    "`nsenter --net=NETNS ip link set IFNAME up`, and the routes that the kernel removed with it",
 )
 ADDRESS = Fault(
     "pod-address-missing",
     Severity.PROBLEM,
     "a running pod has lost an address that ADD gave it, or has it with another prefix length",
-    "`nsenter --net=NETNS ip address add ADDRESS dev IFNAME`, and the routes that the kernel removed with it",
 )
 FOREIGN_ADDRESS = Fault(
     "pod-address-foreign",
     Severity.PROBLEM,
     "a running pod has an address that belongs to another pod, to its gateway or to the host, or sends from an address "
     "that ADD did not allocate, because that comes first",
-    "`nsenter --net=NETNS ip address del ADDRESS dev IFNAME`, or the commands that put the pod's own address first",
 )
 GATEWAY = Fault(
     "pod-gateway-wrong",
     Severity.PROBLEM,
     "a running pod sends packets to other machines to another gateway, or through another interface, than ADD set",
-    "`nsenter --net=NETNS ip route replace default via GATEWAY dev IFNAME`",
 )
 ROUTE = Fault(
     "pod-route-missing",
     Severity.PROBLEM,
     "a running pod has lost its default route",
-    "`nsenter --net=NETNS ip route add default via GATEWAY dev IFNAME`",
 )
 REFUSED = Fault(
     "pod-route-refuses",
     Severity.PROBLEM,
     "a route or a policy rule inside a running pod refuses its packets",
-    "if this restriction is not intended: `nsenter --net=NETNS ip route del ROUTE`, or `ip rule del RULE`",
 )
 NEIGHBOUR = Fault(
     "pod-neighbour-wrong",
     Severity.PROBLEM,
     "a running pod's neighbour entry of its gateway, or of another pod, has another MAC address than that has",
-    "`nsenter --net=NETNS ip neigh del ADDRESS dev IFNAME`; if another machine on the bridge answers for the address: "
-    "remove it there",
 )
 MAC = Fault(
     "pod-mac-changed",
     Severity.PROBLEM,
     "the MAC address of a running pod's interface is another one than ADD reported",
-    "`nsenter --net=NETNS ip link set IFNAME address MAC`",
 )
 NOARP = Fault(
     "pod-without-arp",
     Severity.PROBLEM,
     "ARP is switched off for a running pod's interface: the pod finds no neighbour",
-    "`nsenter --net=NETNS ip link set IFNAME arp on`",
 )
 MTU = Fault(
     "mtu-mismatch",
     Severity.PROBLEM,
     "the two ends of a pod's veth, or the veth and its bridge, have different MTUs: larger packets are dropped without "
     "an answer; or the MTU is too small for the pod's IP version",
-    "`ip link set INTERFACE mtu MTU`, for the one that differs from the configuration",
 )
 RULE = Fault(
     "pod-rule-drops",
     Severity.PROBLEM,
     "a rule or a policy of the packet filter inside a running pod drops its packets",
-    "if the pod's software did not intend the rule, delete it in the pod or create the pod again",
 )
 SETTING = Fault(
     "pod-setting",
     Severity.WARNING,
     "a kernel setting inside a running pod stops its packets, or its answers",
-    "`nsenter --net=NETNS sysctl -w NAME=VALUE`",
 )
 LOOPBACK = Fault(
     "pod-loopback-down",
     Severity.NOTE,
     "the interface lo in a running pod is down: 127.0.0.1 does not work in the pod",
-    "`nsenter --net=NETNS ip link set lo up`",
 )
 LISTENS = Fault(
     "listens-on-loopback",
     Severity.WARNING,
     "the process behind a published port listens only on 127.0.0.1 inside the pod: the port leads nowhere",
-    "have it listen on 0.0.0.0 or on the pod's address",
 )
 PORT_UNUSED = Fault(
     "port-without-listener",
     Severity.WARNING,
     "a published port leads to a port at which no program of the pod listens, while its programs listen at others",
-    "correct the pod's containerPort, or the port of its program, and create the pod again",
 )
 RESOLVER = Fault(
     "pod-resolver-dead",
     Severity.PROBLEM,
     "no program can answer at the address of a running pod's resolver: names are not found, or only after seconds",
-    "set the resolver in the runtime's or the pod's DNS configuration, and create the pod again",
 )
 TRAFFIC = Fault(
     "pod-traffic",
     Severity.WARNING,
     "a queue or a filter of the interface in a running pod loses packets. An eBPF program that sees all packets there, "
     "or chooses the sockets that get them (sk_lookup), is a note: doctor does not know what it does",
-    "if the pod's software did not intend it, remove it in the pod or create the pod again",
 )
+
+RESOLVER_FIX = "set the resolver in the runtime's or the pod's DNS configuration, and create the pod again"
+
+LISTENS_FIX = "have it listen on 0.0.0.0 or on the pod's address"
+
+PORT_UNUSED_FIX = "correct the pod's containerPort, or the port of its program, and create the pod again"

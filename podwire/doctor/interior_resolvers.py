@@ -30,7 +30,7 @@ def list_findings(one: InspectedPod) -> Iterator[Finding]:
     if known is None:
         return
     if not known and not _listens(one.interior, None):
-        yield one.finding(faults.RESOLVER, "its resolv.conf names no resolver", faults.RESOLVER.fix, causes=False)
+        yield one.finding(faults.RESOLVER, "its resolv.conf names no resolver", faults.RESOLVER_FIX, causes=False)
     problems = [(resolver, *problem) for resolver in known if (problem := _problem(one, resolver))]
     severity = Severity.PROBLEM if len(problems) == len(known) else Severity.WARNING
     for resolver, text, fix in problems:
@@ -46,7 +46,7 @@ def _problem(one: InspectedPod, resolver: Address) -> tuple[str, str] | None:
     if choice.is_delivered and one.interior.names.get(choice.ifindex) != one.ifname:
         return None  # by another attachment
     if source is None or choice.kind not in (UNICAST, LOCAL):
-        return f"cannot be reached: it has no IPv{resolver.version} route to it", faults.RESOLVER.fix
+        return f"cannot be reached: it has no IPv{resolver.version} route to it", faults.RESOLVER_FIX
     gate = one.pod.gate.name if one.pod.gate else ""
     packet = Packet(resolver.version, source, resolver, UDP, None, _PORT, iif=gate)
     target = traverse(one.node.ruleset, packet, PREROUTING).packet.destination
@@ -57,11 +57,11 @@ def _problem(one: InspectedPod, resolver: Address) -> tuple[str, str] | None:
         # kube-proxy's IPVS has the addresses of services on an interface of kind dummy.
         if _listens(one.node, resolver) or all(link.kind == "dummy" for link in links):
             return None
-        return "is the node, where no program listens on UDP port 53", faults.RESOLVER.fix
+        return "is the node, where no program listens on UDP port 53", faults.RESOLVER_FIX
     if _is_of_cache(one, resolver, source):
         return "belongs to a cache on the host (NodeLocal DNSCache has rules for it); no interface has it", _CACHE_FIX
     if _is_no_pod(one, resolver):
-        return "is no pod's address, although it is in the pods' subnet", faults.RESOLVER.fix
+        return "is no pod's address, although it is in the pods' subnet", faults.RESOLVER_FIX
     return None
 
 

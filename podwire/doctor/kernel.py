@@ -25,47 +25,38 @@ _FORWARD = Fault(
     "forwarding-off",
     Severity.PROBLEM,
     "the host does not forward packets, and running pods need that: they reach only the host and their bridge",
-    "`sysctl -w net/ipv4/ip_forward=1`, `sysctl -w net/ipv6/conf/all/forwarding=1`; permanently: in /etc/sysctl.d",
 )
 _ONE_OFF = Fault(
     "interface-forwarding-off",
     Severity.PROBLEM,
     "forwarding is on, but off for one interface: packets from a pod's bridge, or from outside, are not forwarded",
-    "for a network's bridge: `sysctl -w net/ipv4/conf/BRIDGE/forwarding=1`; for an interface that is not podwire's: "
-    "decide whether it may forward, and remove the setting from /etc/sysctl.d",
 )
 _NO_IPV6 = Fault(
     "ipv6-off",
     Severity.PROBLEM,
     "a network has IPv6 ranges, but IPv6 is disabled on the host, on its bridge, or on the bridge that ADD will create",
-    "`sysctl -w net/ipv6/conf/all/disable_ipv6=0`, or `default` or the bridge in place of `all`; with ipv6.disable=1 "
-    "on the kernel's command line: remove that and reboot, or remove the ranges",
 )
 _ADVERTISED = Fault(
     "router-advertisements-ignored",
     Severity.WARNING,
     "the IPv6 default route was learned by router advertisement, which the kernel ignores with forwarding on: the "
     "route will expire",
-    "`sysctl -w net/ipv6/conf/INTERFACE/accept_ra=2`",
 )
 _UNSEEN = Fault(
     "bridged-frames-pass-by",
     Severity.WARNING,
     "kube-proxy serves this host, but frames between pods of one bridge bypass iptables: a pod gets no answer from a "
     "service whose backend is on the same bridge",
-    '`modprobe br_netfilter`, `sysctl -w net/bridge/bridge-nf-call-iptables=1`, or "bridgeNetfilter": true',
 )
 _CONNECTIONS = Fault(
     "conntrack-full",
     Severity.WARNING,
     "the connection tracking table is full or nearly full: the kernel drops new connections when it is full",
-    "`sysctl -w net/netfilter/nf_conntrack_max=NUMBER`",
 )
 _TABLE = Fault(
     "neighbours-full",
     Severity.WARNING,
     "the neighbour table (ARP, NDP) is too small for the number of pods: some are not reachable",
-    "`sysctl -w net/ipv4/neigh/default/gc_thresh3=NUMBER`, and the same for ipv6",
 )
 
 

@@ -31,60 +31,52 @@ _NO_BRIDGE = Fault(
     "bridge-missing",
     Severity.PROBLEM,
     "pods of a network are running, but its bridge was deleted: they have no connection",
-    "remove the pods and create them again: the first one creates the bridge",
 )
 _DOWN = Fault(
-    "bridge-down", Severity.PROBLEM, "pods of a network are running, but its bridge is down", "`ip link set BRIDGE up`"
+    "bridge-down",
+    Severity.PROBLEM,
+    "pods of a network are running, but its bridge is down",
 )
 _NO_ADDRESS = Fault(
     "gateway-missing",
     Severity.PROBLEM,
     "no interface of the host has the address that pods use as their gateway",
-    "`ip address add ADDRESS dev BRIDGE`",
 )
 _DUPLICATE = Fault(
     "gateway-duplicate",
     Severity.PROBLEM,
     "the kernel does not use the IPv6 address of a bridge that is the pods' gateway (dadfailed): another machine on "
     "the bridge had the address",
-    "remove the address from the other machine, then `ip address del` and `ip address add ... nodad` on the bridge",
 )
 _PORT = Fault(
     "pod-interface-down",
     Severity.PROBLEM,
     "a running pod's host veth is down, or has no carrier because the interface in the pod is down",
-    "`ip link set VETH up`; if the interface in the pod is down: remove the container and create it again, as its "
-    "routes are lost",
 )
 _NO_PORT = Fault(
     "port-lost",
     Severity.PROBLEM,
     "a running pod's host veth is no longer a port of the network's bridge",
-    "`ip link set VETH master BRIDGE`",
 )
 _MTU = Fault(
     "mtu-too-large",
     Severity.WARNING,
     "pods send packets that are larger than the MTU of the host's uplink: connections may hang",
-    'set "mtu" of the plugin to the MTU of the uplink, and create the pods again',
 )
 _MAC = Fault(
     "bridge-address-changes",
     Severity.NOTE,
     "the bridge's MAC address was never set: it changes with its ports, and pods lose their gateway for a moment",
-    "`ip link set BRIDGE address MAC`",
 )
 _DOUBLE = Fault(
     "address-twice",
     Severity.PROBLEM,
     "two running attachments, or a pod and the host, have the same address",
-    "remove one of the pods; or, only if the host does not need the address: `ip address del`",
 )
 _MANAGED = Fault(
     "managed-by-others",
     Severity.NOTE,
     "NetworkManager or systemd-networkd may manage bridges or pods' interfaces, and change or remove their addresses",
-    "mark the interfaces as unmanaged in the daemon's configuration",
 )
 
 
@@ -95,7 +87,12 @@ def _bridges(node: Node) -> Iterator[Finding]:
         bridge = node.link(item.bridge)
         if bridge is None:
             text = f'its pods are running, but its bridge "{item.bridge}" does not exist'
-            yield _NO_BRIDGE.finding(item.network.name, text, _NO_BRIDGE.fix, objects=(item.bridge,))
+            yield _NO_BRIDGE.finding(
+                item.network.name,
+                text,
+                "remove the pods and create them again: the first one creates the bridge",
+                objects=(item.bridge,),
+            )
         elif not bridge.is_up:
             fix = Run(" && ".join([f"ip link set {quote(bridge.name)} up", *gateway_commands(node, item)]))
             yield _DOWN.finding(item.network.name, f'its bridge "{bridge.name}" is down', fix, objects=(bridge.name,))

@@ -17,7 +17,6 @@ _LINT = Fault(
     Severity.WARNING,
     "`podwire lint` finds a fault in a file of net.d: a misspelt key, an option without effect, a value that a plugin "
     "refuses",
-    "as the finding says, at its line and column ([all findings](lint.md))",
 )
 
 

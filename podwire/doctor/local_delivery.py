@@ -17,14 +17,12 @@ _RULE = Fault(
     "local-rule-missing",
     Severity.PROBLEM,
     "no policy rule looks up table local: the node takes no packet to its own addresses, not even from pods",
-    "`ip rule add priority 0 from all lookup local`",
 )
 _ROUTE = Fault(
     "local-route-missing",
     Severity.PROBLEM,
     "an address of a bridge of pods or of an uplink has no route in table local (flushed): the node does not answer "
     "there",
-    "`ip route add local ADDRESS dev INTERFACE table local`",
 )
 
 

@@ -21,20 +21,16 @@ _MISSING = Fault(
     "master-missing",
     Severity.PROBLEM,
     "the host's interface that pods of a network are built on does not exist: they have no connection",
-    "create the interface again, then `podwire repair NETWORK`, or for vlan create the pods again; or set `master` to "
-    "another one, and create the pods again",
 )
 _DOWN = Fault(
     "master-down",
     Severity.PROBLEM,
     "the host's interface that pods of a network are built on is down: they have no connection",
-    "`ip link set MASTER up`",
 )
 _NO_CARRIER = Fault(
     "master-without-carrier",
     Severity.PROBLEM,
     "the host's interface that pods of a network are built on is up, but has no carrier: a cable or a peer is missing",
-    "connect the interface, or bring up its other end",
 )
 
 

@@ -22,38 +22,32 @@ _WRONG = Fault(
     Severity.PROBLEM,
     "the host's neighbour entry (ARP, NDP) of a pod has another MAC address than the pod: it was set, or another "
     "machine or pod answers for the address",
-    "`ip neigh del ADDRESS dev INTERFACE`; if another machine on the bridge answers for the address: remove it there",
 )
 _PROXY = Fault(
     "neighbour-proxied",
     Severity.PROBLEM,
     "the host answers ARP or NDP requests for a pod on the pods' own bridge: other pods reach the host instead",
-    "`ip neigh del proxy ADDRESS dev BRIDGE`",
 )
 _FORWARDING = Fault(
     "forwarding-entry-wrong",
     Severity.PROBLEM,
     "a bridge's forwarding database has a pod's MAC address at another port: frames to the pod leave there",
-    "`bridge fdb del MAC dev PORT master`",
 )
 _SAME_MAC = Fault(
     "mac-twice",
     Severity.PROBLEM,
     "two pods on one bridge have the same MAC address: the bridge sends the frames of both to the one that sent last",
-    "remove one of the pods and create it again, without a fixed MAC address",
 )
 _SILENT = Fault(
     "gateway-silent",
     Severity.WARNING,
     "the gateway of a route of the host does not answer ARP or NDP requests: the machines behind it are not reachable",
-    "check cable, VLAN and address of the interface, and the gateway; or remove the route",
 )
 _FIXED = Fault(
     "gateway-fixed",
     Severity.NOTE,
     "the neighbour entry of the host's gateway was set by hand: if the gateway has another MAC address now, no packet "
     "leaves the node",
-    "`ip neigh del GATEWAY dev UPLINK`; the kernel then learns the MAC address",
 )
 
 
@@ -119,7 +113,9 @@ def _gateways(node: Node) -> Iterator[Finding]:
             continue
         if entry.is_failed:
             text = f'the gateway {entry.address} on "{link.name}" does not answer: {node.describe(route)}'
-            yield _SILENT.finding("host", text, _SILENT.fix)
+            yield _SILENT.finding(
+                "host", text, "check cable, VLAN and address of the interface, and the gateway; or remove the route"
+            )
         elif entry.is_permanent and entry.ifindex in uplinks and (entry.ifindex, entry.address) in defaults:
             text = f'the MAC address of the gateway {entry.address} on "{link.name}" was set to {format_mac(entry.mac)}'
             command = f"ip neigh del {entry.address} dev {quote(link.name)}"

@@ -47,34 +47,29 @@ _MIXED = Fault(
     Severity.WARNING,
     "both iptables-legacy and iptables-nft have rules: each tool lists only its variant's, and a packet must pass "
     "both; one may drop what the other accepts",
-    "let all programs use one variant (`update-alternatives --config iptables`), and restart them",
 )
 _FIREWALLD = Fault(
     "firewalld-untold",
     Severity.NOTE,
     "firewalld is running, and no plugin of a network adds the pods to a zone: the default zone's rules may reject "
     "their packets",
-    'add {"type": "firewall"} to the network\'s plugins; after a reload of firewalld: `podwire repair`',
 )
 _STALE = Fault(
     "stale-rules",
     Severity.WARNING,
     "there are rules of containers that are no longer running, or that neither the cache nor an address in use names: "
     "they may affect another pod",
-    "`podwire gc NETWORK`",
 )
 _DORMANT = Fault(
     "table-dormant",
     Severity.PROBLEM,
     'a table with podwire\'s rules has the flag "dormant": no packet passes its rules, although all are there',
-    "`nft add table FAMILY NAME`, which ends the flag; advice if the table has rules of others, too",
 )
 _EMPTY = Fault(
     "cluster-networks-empty",
     Severity.WARNING,
     'a network has "nonMasqueradeCluster", and the sets or chains for the networks of the cluster are empty: its pods '
     "reach pods of other nodes with the node's address instead of their own",
-    "start podwire-agent on this node; without it list the networks in `nonMasqueradeCIDRs`",
 )
 
 
@@ -230,7 +225,11 @@ def _cluster(node: Node) -> Iterator[Finding]:
     existing.update(_legacy_cluster_chains())
     if existing and not any(existing.values()):
         text = f"no networks of the cluster: {', '.join(existing)}"
-        yield _EMPTY.finding(", ".join(names), text, _EMPTY.fix)
+        yield _EMPTY.finding(
+            ", ".join(names),
+            text,
+            "start podwire-agent on this node; without it list the networks in `nonMasqueradeCIDRs`",
+        )
 
 
 def _legacy_cluster_chains() -> Iterator[tuple[str, bool]]:

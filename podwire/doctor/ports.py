@@ -22,46 +22,39 @@ _STP = Fault(
     Severity.WARNING,
     "the spanning tree protocol is on for a network's bridge: a new pod's port forwards nothing for 30 s, and a loop, "
     "or a message from another bridge, blocks ports",
-    "`ip link set BRIDGE type bridge stp_state 0`",
 )
 _BLOCKED = Fault(
     "port-blocked",
     Severity.PROBLEM,
     "a pod's port is disabled or blocked in its bridge: no frame passes",
-    "`bridge link set dev VETH state 3`",
 )
 _ISOLATED = Fault(
     "port-isolated",
     Severity.PROBLEM,
     "a pod's port is isolated, but its network does not say so: the pod does not reach other isolated pods",
-    "if this restriction is not intended: `bridge link set dev VETH isolated off`",
 )
 _LOST_FLAG = Fault(
     "port-flag-lost",
     Severity.WARNING,
     "a pod's port lacks a flag that its network sets (hairpin, isolated)",
-    "`bridge link set dev VETH hairpin on`, `isolated on`",
 )
 _SETTINGS = Fault(
     "port-settings",
     Severity.PROBLEM,
     "a setting of a pod's port, which podwire never changes, stops frames: flooding or learning is off, ARP is "
     "suppressed, or the port is locked",
-    "`bridge link set dev VETH SETTING on` (or `off`)",
 )
 _VLAN = Fault(
     "port-vlan-wrong",
     Severity.PROBLEM,
     "the bridge filters VLANs, and a pod's port is in another VLAN than the bridge itself (PVID): the pod does not "
     "reach its gateway",
-    "`bridge vlan add dev VETH vid VLAN pvid untagged`",
 )
 _ENSLAVED = Fault(
     "interface-is-port",
     Severity.PROBLEM,
     "a network's bridge, a routed pod's interface, or the host's uplink is a port of another bridge: the host does not "
     "get the packets that arrive there",
-    "`ip link set INTERFACE nomaster`",
 )
 
 

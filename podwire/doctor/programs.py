@@ -21,7 +21,7 @@ from ipam.dhcp import conf as dhcp_conf
 from ipam.dhcp.main import PLUGIN as DHCP
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
 from kernel import system
-from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
+from podwire.doctor.finding import UNSEEN, UNSEEN_FIX, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.gateways import ipv6_of
 from podwire.doctor.node import Node, types_of
 from podwire.doctor.run import Run
@@ -42,32 +42,31 @@ _MISSING = Fault(
     "plugin-missing",
     Severity.PROBLEM,
     "a network names a plugin that is in none of the plugin directories: each ADD fails",
-    '`podwire install`, or install the package that contains it, or correct "type"',
 )
-_MODE = Fault("plugin-not-executable", Severity.PROBLEM, "the file of a plugin is not executable", "`chmod 0755 FILE`")
+_MODE = Fault(
+    "plugin-not-executable",
+    Severity.PROBLEM,
+    "the file of a plugin is not executable",
+)
 _FOREIGN = Fault(
     "plugin-wrong-architecture",
     Severity.PROBLEM,
     "the file of a plugin is for another processor",
-    "install the plugin for this node's processor",
 )
 _BROKEN = Fault(
     "plugin-not-starting",
     Severity.PROBLEM,
     "a plugin does not answer VERSION: it cannot be started, or is not a CNI plugin",
-    "`podwire install` for podwire's plugins; run another one by hand to see its error",
 )
 _VERSION = Fault(
     "version-unknown",
     Severity.PROBLEM,
     "a plugin of a network does not support the network's cniVersion: each ADD fails",
-    'set "cniVersion" to one that all of its plugins support',
 )
 _STATUS = Fault(
     "not-ready",
     Severity.PROBLEM,
     "a plugin's STATUS reports that ADD would fail: a wrong key, a missing program, kernel feature or privilege",
-    "as the plugin's error says",
 )
 
 
@@ -100,7 +99,7 @@ def _program(node: Node, kind: str, user: str, programs: _Programs) -> Finding:
         fix = ours if kind in node.plugins else f'install "{kind}" into {node.install_dir}, or correct "type" in {user}'
         return _MISSING.finding(kind, f"{user} needs it, but it is not in {', '.join(node.bin_dirs)}", fix)
     if os.access(path, os.F_OK) and not os.access(path, os.X_OK) and os.stat(path).st_mode & 0o111:
-        return UNSEEN.finding(kind, f"{path} is not executable for this user", UNSEEN.fix)
+        return UNSEEN.finding(kind, f"{path} is not executable for this user", UNSEEN_FIX)
     if not os.access(path, os.X_OK):
         fix = Run(f"chmod 0755 {quote(path)}")
         return _MODE.finding(kind, f"{path} is not executable", fix, objects=_objects(kind))

@@ -26,21 +26,18 @@ _USED = Fault(
     Severity.WARNING,
     "a process of the host listens on a pod's published port: it gets no packets from other machines, as these go to "
     "the pod; or, if it was there first, its clients now reach the pod",
-    "stop the process, or give it or the pod another port",
 )
 _STALE = Fault(
     "conntrack-stale",
     Severity.PROBLEM,
     "connection tracking has a UDP flow to a published port that is older than the pod's port: as long as packets "
     "come, they go to the former target",
-    "`conntrack -D -p udp --orig-dst ADDRESS --orig-port-dst PORT`",
 )
 _OLD = Fault(
     "conntrack-old-address",
     Severity.PROBLEM,
     "connection tracking still masquerades a UDP flow of a pod with an address that the host has lost: no "
     "answer arrives, for as long as the pod sends",
-    "`conntrack -D -p udp --orig-src POD --reply-dst ADDRESS`",
 )
 
 

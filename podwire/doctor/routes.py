@@ -35,33 +35,27 @@ _REFUSED = Fault(
     Severity.PROBLEM,
     "a policy rule or a route of the host refuses packets from or to the pods (blackhole, unreachable, prohibit), or "
     "chooses a table without a route for them",
-    "if an entry refuses the packets, it may be intended: advice only; otherwise `ip route del` with the entry in the "
-    "finding, or a rule before it that looks up table main for the pods",
 )
 _LOOPS = Fault(
     "route-loops",
     Severity.PROBLEM,
     "the host's route for what pods send to other machines leads back to the pods' bridge, or to the host itself",
-    "`ip route del` with the route in the finding",
 )
 _REVERSE = Fault(
     "reverse-path",
     Severity.PROBLEM,
     "rp_filter is strict on an interface, and the host would send the answers elsewhere: the kernel drops the packets",
-    "if the interface need not be strict: `sysctl -w net/ipv4/conf/INTERFACE/rp_filter=2`",
 )
 _THROUGH_POD = Fault(
     "default-through-pod",
     Severity.PROBLEM,
     "the host's default route leads to the interface of a pod: a DHCP client (dhcpcd) or a network manager of the host "
     "took the pods' veths for uplinks",
-    "`ip route del` with the route in the finding; permanently: exclude veth interfaces in the DHCP client's settings",
 )
 _NO_DEFAULT = Fault(
     "no-default-route",
     Severity.NOTE,
     "the host has an interface to other machines, but no default route: pods reach only connected networks",
-    "`ip route add default via GATEWAY`, as the node's network configuration says",
 )
 
 
@@ -69,7 +63,6 @@ _UPLINK_DOWN = Fault(
     "uplink-down",
     Severity.PROBLEM,
     "the host has no interface to other machines that is up: pods reach only this node",
-    "`ip link set UPLINK up`, and its routes, as the node's network configuration says",
 )
 
 

@@ -56,8 +56,6 @@ _DROPS = Fault(
     Severity.PROBLEM,
     "a rule that is not podwire's drops all packets of one kind (to other machines, replies, ...) of all pods: in a "
     "table of any family, of iptables-nft, iptables-legacy or nftables",
-    "if the rule names at most one interface, the commands in the finding accept these packets; otherwise change it in "
-    "the program that created it",
 )
 _RESTRICTS = Fault(
     "rule-restricts",
@@ -65,73 +63,62 @@ _RESTRICTS = Fault(
     "a rule or a policy that is not podwire's drops some packets of the pods, and that may be intended: it names "
     "addresses, ports, protocols, states, marks, sets, rates or one pod's interface, or earlier rules accept others; "
     "or it is of a policy engine, or in a chain for the administrator's rules",
-    _ADVISED,
 )
 _SOME = Fault(
     "rule-drops-some",
     Severity.WARNING,
     "a rule that is not podwire's drops some of the pods' packets at random",
-    _ADVISED,
 )
 _POLICY = Fault(
     "forward-drop",
     Severity.PROBLEM,
     "the policy of a chain drops the pods' packets, and no rule accepts them. Docker, ufw and hand-written rule sets "
     "do that",
-    'add {"type": "firewall"} to the network\'s plugins; for running pods: the commands in the finding',
 )
 _PERHAPS = Fault(
     "forward-policy",
     Severity.NOTE,
     "a rule or a policy drops the pods' packets, unless an earlier rule accepts them; doctor cannot predict that, "
     "because it depends on a mark, a set of ipset, or a match that doctor does not read",
-    "if pods have no connection, list the rules",
 )
 _CLOSED = Fault(
     "node-closed",
     Severity.NOTE,
     "the host's firewall drops new connections from the pods to the host itself. Usual with ufw and firewalld",
-    "if pods need a service of this node: allow it in the firewall",
 )
 _NAT = Fault(
     "nat-before-podwire",
     Severity.PROBLEM,
     "a rule that is not podwire's changes the destination of packets to a published port, or of what pods send: they "
     "reach something else. A note, if the rule names what it is for; nothing, if a process listens at the new port",
-    _ADVISED,
 )
 _SOURCE = Fault(
     "source-rewritten",
     Severity.PROBLEM,
     "a rule that is not podwire's changes the source of the pods' packets to an address that this host does not have; "
     "or, a note, of packets to published ports, so that the pods do not see their clients' addresses",
-    _ADVISED,
 )
 _FEW = Fault(
     "few-source-ports",
     Severity.WARNING,
     "a rule masquerades the pods' packets with few source ports: the pods can open few connections to one server",
-    "remove the limit (`--to-ports`) in the program or script that created the rule",
 )
 _BYPASSED = Fault(
     "nat-bypassed",
     Severity.PROBLEM,
     "a rule that is not podwire's accepts packets in a chain of nat before podwire's rule: they are not masqueraded, "
     "or not forwarded to the published port. A note, if it names destinations: machines there must know the pods",
-    _ADVISED,
 )
 _UNTRACKED = Fault(
     "not-tracked",
     Severity.PROBLEM,
     "a rule excludes packets of the pods from connection tracking (NOTRACK), or moves them to another zone: "
     "masquerading and host ports do not work for them, and stateful rules drop them",
-    _ADVISED,
 )
 _SEGMENTS = Fault(
     "segments-too-small",
     Severity.WARNING,
     "a rule limits the TCP segments of the pods' connections to a few bytes (TCPMSS): they are very slow, or hang",
-    "in the program or script that created the rule, replace its limit by --clamp-mss-to-pmtu",
 )
 
 

@@ -32,20 +32,16 @@ _ELSEWHERE = Fault(
     Severity.WARNING,
     "an installed runtime runs other plugin files than those that doctor checks, or reads networks from elsewhere; a "
     "note if its daemon does not run",
-    "`podwire install --bin-dir DIR` installs into the runtime's directory (`--fix` runs this only if the directory "
-    "has no plugins yet); `podwire doctor --conf-dir DIR` checks its networks",
 )
 _UNREAD = Fault(
     "runtime-settings-unreadable",
     Severity.WARNING,
     "the settings of an installed runtime cannot be read, or are not TOML: the directories it uses are unknown",
-    "correct the file, or run doctor as root",
 )
 _NO_CNI = Fault(
     "runtime-without-cni",
     Severity.NOTE,
     "an installed runtime runs no CNI plugins (podman with netavark, containerd with its CRI plugin disabled)",
-    'podman: `network_backend = "cni"` in containers.conf; containerd: remove the name from `disabled_plugins`',
 )
 _LISTED = f'"cniVersions": ["1.0.0", "{_CURRENT}"]'
 _REFUSED = Fault(
@@ -53,32 +49,27 @@ _REFUSED = Fault(
     Severity.PROBLEM,
     "containerd 1 does not know CNI 1.1.0: it loads a network of this version, and then refuses each pod; a note if "
     "containerd does not run",
-    f'set "cniVersion": "1.0.0" and {_LISTED}, or install containerd 2',
 )
 _GONE = Fault(
     "dead-attachments",
     Severity.WARNING,
     "the cache has attachments whose namespaces no longer exist: their DEL was never run, or failed",
-    "`podwire gc NETWORK`",
 )
 _UNSEEN = Fault(
     "namespaces-not-seen",
     Severity.WARNING,
     "network namespaces of attachments are missing here, which does not prove that the pods have stopped: podwire may "
     "see a different file system than the runtime, as in a container",
-    "run podwire on the node itself; `podwire gc NETWORK --help` explains when an attachment counts as gone",
 )
 _DISK = Fault(
     "cache-full",
     Severity.PROBLEM,
     "the file system of the cache is full or read-only: runtimes cannot record attachments, and each ADD fails",
-    "free some space",
 )
 _CLOCK = Fault(
     "clock-set-back",
     Severity.NOTE,
     "files of the cache have a time in the future: the clock was set back, or is wrong",
-    "set the clock (`timedatectl`)",
 )
 
 
@@ -237,7 +228,7 @@ def _clock(node: Node) -> Iterator[Finding]:
     newest = max((os.lstat(one.path).st_mtime for one in node.known if os.path.lexists(one.path)), default=0.0)
     if newest > time.time() + _SKEW_S:
         text = f"the newest attachment's time is {newest - time.time():.0f} s in the future"
-        yield _CLOCK.finding("clock", text, _CLOCK.fix)
+        yield _CLOCK.finding("clock", text, "set the clock (`timedatectl`)")
 
 
 CHECKS = (

@@ -18,20 +18,17 @@ _STOPS = Fault(
     "setting-stops-packets",
     Severity.PROBLEM,
     "a kernel setting of the pods' bridge or interface stops their packets: no answers to ARP, or no requests",
-    "`sysctl -w NAME=VALUE` with the kernel's default; permanently: look in /etc/sysctl.d",
 )
 _HINDERS = Fault(
     "setting-hinders",
     Severity.WARNING,
     "a kernel setting of the host has a value with which connections fail under load or after a while: very short "
     "timeouts of connection tracking, few local ports, packets with a small TTL",
-    "`sysctl -w NAME=VALUE` with the kernel's default; permanently: look in /etc/sysctl.d",
 )
 _UNUSUAL = Fault(
     "setting-unusual",
     Severity.NOTE,
     "a kernel setting of the host changes what pods see: no answers to pings, answers to ARP requests for others",
-    "`sysctl -w NAME=VALUE` with the kernel's default, if it is not meant so",
 )
 
 

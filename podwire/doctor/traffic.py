@@ -17,21 +17,18 @@ _FAULTS = (
         obstacles.ARP_OFF,
         Severity.PROBLEM,
         "ARP is switched off on a pod's interface or on a bridge: pods and node do not learn each other's MAC address",
-        "`ip link set INTERFACE arp on`",
     ),
     Fault(
         obstacles.NO_ENTRY,
         Severity.PROBLEM,
         "the bridge's own MAC address is not in its forwarding database (`bridge fdb flush` deletes it): frames from "
         "the pods to the node are not delivered",
-        "`bridge fdb add MAC dev BRIDGE self`",
     ),
     Fault(
         obstacles.QUEUE,
         Severity.WARNING,
         "the queue of an interface on the pods' way delays or loses packets on purpose (netem), or passes less than "
         "1 Mbit/s, or no full packet: mostly left from a test",
-        "`tc qdisc del dev INTERFACE root` for an interface of podwire's; otherwise look for the program that set it",
     ),
     Fault(
         obstacles.CLASS,
@@ -39,20 +36,17 @@ _FAULTS = (
         "a class of traffic control (htb) of an interface on the pods' way passes less than 1 Mbit/s and has held "
         "packets back, or its queue loses packets; doctor does not know which packets. The class that packets enter by "
         "default is a warning",
-        "`tc -s class show dev INTERFACE` shows it: change it in the program that created it",
     ),
     Fault(
         obstacles.FILTER,
         Severity.WARNING,
         "a filter of traffic control on the pods' way drops packets, or redirects them to another interface",
-        "`tc filter show dev INTERFACE ingress` (or `egress`) shows it: change it in the program that created it",
     ),
     Fault(
         obstacles.PROGRAM,
         Severity.NOTE,
         "an eBPF program (XDP, tcx, or a filter of traffic control) sees the packets of a pod's interface, bridge or "
         "uplink, or (netfilter, sk_lookup) those of the node; doctor does not know what it does",
-        "`ip link set INTERFACE xdp off`, `tc filter del`, if no program of this node needs it",
     ),
 )
 
@@ -62,7 +56,6 @@ _CGROUP = Fault(
     "an eBPF program is attached to a cgroup of a pod's processes (IPAddressDeny= of systemd, a socket load balancer), "
     "and may refuse their packets or connections; doctor does not know what it does. Programs of the root cgroup, and "
     "those that the node's services have as well, are not reported",
-    "`bpftool cgroup show CGROUP` shows it, `bpftool cgroup detach`, if no program of this node needs it",
 )
 
 

@@ -30,34 +30,29 @@ _ADVERTISED = Fault(
     Severity.PROBLEM,
     "the host learned an IPv6 default route from a pod's router advertisement: it may send that pod the packets to "
     "other machines",
-    "`sysctl -w net/ipv6/conf/INTERFACE/accept_ra=0`, and `ip -6 route del` with the route in the finding",
 )
 _OCCUPIED = Fault(
     "gateway-is-host",
     Severity.PROBLEM,
     "one of the host's interfaces has the address of the host's gateway (with IPVS, that of an externalIP): the host "
     "keeps the packets for the gateway",
-    "remove the address from the Service, or from the program that added it",
 )
 _WIDE = Fault(
     "uplink-subnet-wide",
     Severity.NOTE,
     "the subnet of an uplink's address has more public addresses than one network: the host looks for distant "
     "machines by ARP, and does not send to its gateway",
-    "set the address with its network's prefix length",
 )
 _SOURCE = Fault(
     "uplink-without-address",
     Severity.PROBLEM,
     "the uplink has no address for masquerading: the pods' packets leave with the address of another interface, and no "
     "answer arrives",
-    "give the uplink its address again; a node that forwards gets one of a router advertisement only if accept_ra is 2",
 )
 _IPV6_OFF = Fault(
     "uplink-ipv6-off",
     Severity.NOTE,
     "the pods have an IPv6 default route, and IPv6 is switched off on the host's uplink",
-    "if this restriction is not intended: `sysctl -w net/ipv6/conf/UPLINK/disable_ipv6=0`; then add its addresses",
 )
 
 
@@ -104,7 +99,11 @@ def _wide_subnets(node: Node) -> Iterator[Finding]:
             is_wide = network.version == 4 and network.prefixlen < _SHORTEST_PREFIX and network.is_global
             if is_wide and _is_on_link(node, link):
                 text = f"the subnet of its address {one.address} has {network.num_addresses} public addresses"
-                yield _WIDE.finding(link.name, text, f"{_WIDE.fix}; to list it: ip address show dev {quote(link.name)}")
+                yield _WIDE.finding(
+                    link.name,
+                    text,
+                    f"set it with its network's prefix length; to list it: ip address show dev {quote(link.name)}",
+                )
 
 
 def _is_on_link(node: Node, link: Link) -> bool:

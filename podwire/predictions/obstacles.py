@@ -122,7 +122,7 @@ def _queue(link: Link, queue: Queue) -> Obstacle | None:
     if queue.is_of_class:
         return Obstacle(CLASS, f"its queue {queue.kind}, of packets that a filter chooses, {effect}", look)
     command = f"tc qdisc del dev {name} root"
-    if is_slow:  # a limit that somebody may have meant
+    if is_slow:  # the limit may be intended
         return Obstacle(QUEUE, f"its queue {queue.kind} {effect}", look, advice=f"if that is not intended: {command}")
     return Obstacle(QUEUE, f"its queue {queue.kind} {effect}", look, command)
 

@@ -30,13 +30,8 @@ def with_table(text: str) -> str:
 
 
 def _rows(faults: list[Fault]) -> str:
-    """Returns a table; a fix that a row above has is a reference to that row."""
-    lines = ["| finding | severity | meaning | fix |", "|---|---|---|---|"]
-    first: dict[str, str] = {}
-    for one in faults:
-        same = first.setdefault(one.fix, one.name)
-        fix = one.fix if same == one.name else f"as for `{same}`"
-        lines.append(f"| `{one.name}` | {one.severity.value} | {one.meaning} | {fix} |")
+    lines = ["| finding | severity | meaning |", "|---|---|---|"]
+    lines += [f"| `{one.name}` | {one.severity.value} | {one.meaning} |" for one in faults]
     return "\n".join(lines) + "\n"
 
 
