@@ -1,6 +1,8 @@
 """The restore programs of iptables: which of them are installed, and runs of them.
 
-This module decides by exit statuses only, never by texts, which differ between versions and variants.
+This module decides by exit statuses only, never by texts, which differ between versions and variants. So the
+text of `iptables-save` is not parsed either: netlink shows the rules of iptables-nft without a program
+(iptables_listing.py), and only those of iptables-legacy are listed by its program.
 
 The host decides whether the program is iptables-legacy or iptables-nft; both are supported. The host may switch to
 another variant while pods run: then the program with the variant in its name reads and changes the rules of
