@@ -287,7 +287,9 @@ def test_uplink_is_the_default_route_in_use(node, sandbox):
             f"ip route add default via {net}.2 metric {100 + number}",
         )  # fmt: skip
     findings = node.list_checks()
-    assert [one["text"] for one in findings if one["name"] == "mtu"] == ['pods 1500, "out0" 1500'], findings
+    assert [one["text"] for one in findings if one["name"] == "mtu"] == [
+        'MTU 1500; that of the uplink "out0" is 1500'
+    ], findings
     node.host.ip("route", "del", "default", "dev", "out0")
     assert 'the uplink "out1" has 1400' in node.find("mtu-too-large")["text"]
 

@@ -98,7 +98,10 @@ def test_fault(node, new_sandbox, shell, path, suspect, words, whole):
 def test_second_uplink_of_the_pods(node, pods):
     """A policy rule that sends the pods' packets to an uplink is no fault: what the test cannot reach is not lost."""
     node.host.run(
-        "sh", "-ec", "ip route add default via 192.0.2.2 table 9; ip rule add from 10.22.0.0/24 lookup 9 pref 900"
+        "sh",
+        "-ec",
+        "ip route add default via 192.0.2.2 table 9; ip route add 10.22.0.0/24 dev cnip0 table 9;"
+        "ip rule add from 10.22.0.0/24 lookup 9 pref 900",
     )
     document = node.test()
     names = {path["path"] for path in document["paths"]}
