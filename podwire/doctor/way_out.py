@@ -124,7 +124,7 @@ def _sources(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
         uplink = node.link_of(choice.ifindex)
         is_usable = source and not _is_unreachable(source, choice.gateway)
         is_usable = is_usable and not any(source in subnet for subnet in subnets)
-        if source and not is_usable and uplink and uplink not in gates:
+        if source and not is_usable and uplink and uplink not in gates and uplink.name not in node.pod_interfaces:
             text = f"it has no IPv{version} address for other machines: pods' packets leave with {source}"
             yield _SOURCE.finding(uplink.name, text, "give it its address again")
 
