@@ -5,7 +5,7 @@ One rule: pure; a table shows only cases of one run, so that all its figures hav
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench import counts
@@ -28,23 +28,13 @@ def markdown(report: Report) -> dict[str, str]:
 
 def times(report: Report) -> str:
     """Returns the ratios and milliseconds of a run, with the verbs of a case side by side."""
-    about, name = report["about"], reference_name(report["about"])
-    kernel = ".".join(str(about["kernel"]).split(".")[:2])
-    lines = [
-        f"Medians of up to {about['rounds']} rounds, Linux {kernel}, {about['cpus']} processors. "
-        f"{_load_text(about['load'])}",
-        "",
-        f"| {name} | ADD | CHECK | DEL |",
-        "|---|---|---|---|",
-    ]
-    titles: dict[str, dict[str, str]] = {}
-    for case in (case for group in TIMES for case in report.get(group, [])):
-        title, _, verb = case["case"].rpartition(" ")
-        title, verb = (title, verb) if verb in _VERBS else (case["case"], "ADD")
-        both = " / ".join(shown(case[side]["median"]) for side in ("podwire", "reference"))
-        titles.setdefault(title, {})[verb] = f"{ratio_text(case['ratio'])} ({both})"
-    lines += [f"| {title} | {' | '.join(cells.get(verb, '') for verb in _VERBS)} |" for title, cells in titles.items()]
-    return "\n".join(lines)
+    is_quiet = report["about"]["load"] <= QUIET_LOAD
+    return _by_verb(report, _ratio_and_times, "." if is_quiet else ": trust the ratios rather than the times.")
+
+
+def ratios(report: Report) -> str:
+    """Returns the ratios of a run, with the verbs of a case side by side."""
+    return _by_verb(report, lambda case: ratio_text(case["ratio"]), ".")
 
 
 def reference_name(about: Mapping[str, Any]) -> str:
@@ -65,11 +55,29 @@ def shown(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
-def _load_text(load: float) -> str:
-    """Returns the sentence about the load of the machine, the higher of those before and after the run."""
-    return f"The load was up to {load:.1f}" + (
-        ": trust the ratios rather than the times." if load > QUIET_LOAD else "."
-    )
+def _by_verb(report: Report, cell: Callable[[Case], str], advice: str) -> str:
+    """Returns a line about the machine, with its load before or after the run, and a table of a cell for each case."""
+    about, name = report["about"], reference_name(report["about"])
+    kernel = ".".join(str(about["kernel"]).split(".")[:2])
+    lines = [
+        f"Medians of up to {about['rounds']} rounds, Linux {kernel}, {about['cpus']} processors. "
+        f"The load was up to {about['load']:.1f}{advice}",
+        "",
+        f"| {name} | ADD | CHECK | DEL |",
+        "|---|---|---|---|",
+    ]
+    titles: dict[str, dict[str, str]] = {}
+    for case in (case for group in TIMES for case in report.get(group, [])):
+        title, _, verb = case["case"].rpartition(" ")
+        title, verb = (title, verb) if verb in _VERBS else (case["case"], "ADD")
+        titles.setdefault(title, {})[verb] = cell(case)
+    lines += [f"| {title} | {' | '.join(cells.get(verb, '') for verb in _VERBS)} |" for title, cells in titles.items()]
+    return "\n".join(lines)
+
+
+def _ratio_and_times(case: Case) -> str:
+    both = " / ".join(shown(case[side]["median"]) for side in ("podwire", "reference"))
+    return f"{ratio_text(case['ratio'])} ({both})"
 
 
 def _costs(report: Report) -> str:

@@ -64,7 +64,7 @@ def write(report: Mapping[str, Any], docs: Path, *, newest: bool = False) -> lis
     Writes nothing when one of them cannot be generated.
     """
     text, drawing = docs / "performance.md", docs / "bench.svg"
-    parts = {"newest": page.times(report)} if newest else page.markdown(report)
+    parts = {"newest": page.ratios(report)} if newest else page.markdown(report)
     shown = page.inserted(text.read_text(), parts)
     if not newest:
         drawing.write_text(plot.svg(report))

@@ -42,7 +42,7 @@ def test_the_newest_reference_has_a_separate_table(tmp_path):
     file.write_text("before <!-- newest -->\nold\n<!-- end of newest --> after")
     run = report(("bridge ADD", 1, 2))
     assert write(run, tmp_path, newest=True) == [file]
-    assert file.read_text() == f"before <!-- newest -->\n\n{page.times(run)}\n\n<!-- end of newest --> after"
+    assert file.read_text() == f"before <!-- newest -->\n\n{page.ratios(run)}\n\n<!-- end of newest --> after"
 
 
 def test_tables_replace_the_previous_ones():
