@@ -23,11 +23,11 @@ def pools(report: Report) -> str:
     """Returns the generated part of the page about pools."""
     about = report["about"]
     duration_s = sum(report[name]["duration_s"] for name in PARTS)
-    loads = ", ".join(f"{report[name]['load']:.1f}" for name in PARTS)
+    load = max(report[name]["load"] for name in PARTS)
     kernel = ".".join(str(about["kernel"]).split(".")[:2])
     where = (
-        f"Linux {kernel}, {about['cpus']} processors, {duration_s / 60:.0f} minutes; the machine's load "
-        f"before its parts was {loads} (on a busy machine trust the minima)."
+        f"Linux {kernel}, {about['cpus']} processors, {duration_s / 60:.0f} minutes; the load "
+        f"was up to {load:.1f} (on a busy machine trust the minima)."
     )
     pods = [(row["case"], *(f"{figure:.2f}" for figure in _medians_and_ratios(row))) for row in report["pods"]["ms"]]
     waits = [
@@ -64,17 +64,13 @@ def _medians_and_ratios(row: Report) -> tuple[float, ...]:
 
 
 def _cluster(report: Report) -> list[tuple[str, str]]:
-    fill, etcd, agent = report["fill"], report["etcd"], report["agent"]
+    fill, agent = report["fill"], report["agent"]
     sockets, pods = report["pods"]["sockets"], report["waits"]["requests_of_pods"]
     return [
         ("requests of a pod's ADD and DEL; sockets that they open to anything but the kernel", f"{pods}; {sockets}"),
         (
             "requests of all agents until all pods have addresses; for each pod",
             f"{count_requests(fill):,}; {count_requests(fill) / fill['pods']:.3f}",
-        ),
-        (
-            f"the same of {etcd['nodes']:,} nodes in etcd; size of its database",
-            f"{count_requests(etcd):,}; {etcd['database_bytes'] / 1e6:.1f} MB",
         ),
         (
             "objects in the store, of these blocks; their size",
@@ -84,10 +80,7 @@ def _cluster(report: Report) -> list[tuple[str, str]]:
             f"one agent among {agent['entries']:,} entries: memory at its peak, idle",
             f"{agent['peak_mib']:.0f} MiB, {agent['idle_mib']:.0f} MiB",
         ),
-        (
-            "its start until it is ready: seconds, of these of a processor; requests",
-            f"{agent['start_s']:.1f}, {agent['start_cpu_s']:.1f}; {sum(agent['start_requests'].values())}",
-        ),
+        ("its start until it is ready, in seconds", f"{agent['start_s']:.1f}"),
         ("idle: share of a processor, requests", f"{agent['idle_share']:.2%}, {agent['idle_requests']}"),
     ]
 
