@@ -81,10 +81,11 @@ def _ratio_and_times(case: Case) -> str:
 
 
 def _costs(report: Report) -> str:
+    """Returns the cases in which podwire needs more."""
     lines = [f"| | podwire | {reference_name(report['about'])} | ratio |", "|---|---|---|---|"]
     for group in COSTS:
         unit, divisor = UNITS[group]
-        for case in report.get(group, []):
+        for case in (case for case in report.get(group, []) if case["ratio"] > 1):
             ours, reference = (f"{shown(case[side]['median'] / divisor)} {unit}" for side in ("podwire", "reference"))
             lines.append(f"| {case['case']} | {ours} | {reference} | {ratio_text(case['ratio'])} |")
     return "\n".join(lines)
