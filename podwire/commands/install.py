@@ -12,9 +12,10 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
 
+from attachment.presence import Presence
 from cni import gojson, skel
 from cni.errors import CniError, Code
-from podwire import default_network, networks, pod_cidrs, range_conflicts, renumbering, runtimes
+from podwire import attachments, default_network, networks, pod_cidrs, range_conflicts, renumbering, runtimes
 from podwire.command import (
     BIN_DIR,
     CONF_DIR,
@@ -28,6 +29,7 @@ from podwire.command import (
 )
 from podwire.installing import PACKAGE_FIX, Directory, Manifest, filesystem_error, is_packaged, write_atomically
 from podwire.lint import positions
+from podwire.output import plural
 from podwire.renumbering import RangeChange
 from podwire.runtimes import Runtime
 from process import files
@@ -65,6 +67,7 @@ Pods keep running; the restored plugins run their DEL, since rules, files and se
 def _add_directory(parser: ArgumentParser) -> None:
     parser.add_argument("--bin-dir", metavar="DIR", default=BIN_DIR, help=f"the directory of plugins ({BIN_DIR})")
     parser.add_argument("--dry-run", action="store_true", help="print the changes and make none")
+    add_cache_dir(parser)
 
 
 def _add_install(parser: ArgumentParser) -> None:
@@ -78,7 +81,6 @@ def _add_install(parser: ArgumentParser) -> None:
     force = "overwrite an existing file, keeping a copy FILE.podwire-backup, and change addresses while pods run"
     parser.add_argument("--force", action="store_true", help=force)
     add_conf_dir(parser)
-    add_cache_dir(parser)
 
 
 def _install(context: Context, options: Namespace) -> Status:
@@ -160,12 +162,23 @@ def _uninstall(context: Context, options: Namespace) -> Status:
         directory.remove_links(links)
     finally:
         _print_actions(context, directory)
+    if number := _count_dependent_pods(directory, options.cache_dir):
+        text = "their DEL fails until their plugins are there again: podwire install"
+        context.out.print(f"{plural(number, 'attachment')} may be running, and {text}")
     for path in dict.fromkeys(map(os.path.realpath, (BIN_DIR, *runtimes.list_bin_dirs(context.env)))):
         if path != os.path.realpath(directory.path) and Directory(path, directory.names).has_installed(_PROGRAM):
             tool = quote(os.path.join(path, "podwire"))
             fix = PACKAGE_FIX if is_packaged(path, directory.names) else f"{tool} uninstall --bin-dir {quote(path)}"
             context.out.print(f"podwire is also in {path}; to remove it there: {fix}")
     return Status.FINE
+
+
+def _count_dependent_pods(directory: Directory, cache_dir: str) -> int:
+    """Returns the number of attachments that may be running, and of which a plugin was removed."""
+    removed = {line.removeprefix("removed ") for line in directory.actions if line.startswith("removed ")}
+    running = (one for one in attachments.list_cached(cache_dir) if one.presence is not Presence.GONE and one.network)
+    kinds = ([str(plugin["type"]) for plugin in one.network.plugins] for one in running if one.network)
+    return sum(any(os.path.join(directory.path, kind) in removed for kind in needed) for needed in kinds)
 
 
 def _links(context: Context, directory: Directory) -> list[str]:

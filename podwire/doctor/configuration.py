@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from ipaddress import ip_network
 from itertools import combinations
 from shlex import quote
 
 from cni.address import Network as Subnet
+from cni.errors import CniError
 from kernel.fib import UNICAST
 from kernel.link import IFF_LOOPBACK
 from podwire import flannel
@@ -128,6 +130,9 @@ def _suggest_network(node: Node) -> str:
     if os.path.isdir(_KUBELET):
         line = f"podwire install --conf --node node.json{option}"
         return f"{line}, where node.json is the output of: kubectl get node NAME -o json"
+    with suppress(CniError):
+        if names := sorted({one.network_name for one in node.running}):
+            return f"put the file of {', '.join(names)} back, with the ranges of the pods that run"
     local = [one.address.network for assigned in node.addresses.values() for one in assigned]
     used = [*local, *(one.destination for one in node.fib.routes if one.kind == UNICAST and one.destination.prefixlen)]
     free = (text for number in _SECOND_BYTES if not overlapping(ip_network(text := f"10.{number}.0.0/16"), used))

@@ -49,6 +49,14 @@ def read_network_file(tool: Tool) -> str:
     return (tool.directory / "net.d" / FILE).read_text()
 
 
+def test_uninstall_beside_running_pods(tool: Tool, running: Namespace, tmp_path: Path) -> None:
+    """It says how many pods run whose DEL fails without the removed plugins, in a dry run, too."""
+    line = [f"{tool.bin_dir}/podwire", "uninstall", f"--bin-dir={tmp_path}/bin", f"--cache-dir={tmp_path}/cache"]
+    for words in (["--dry-run"], []):
+        done = subprocess.run([*line, *words], capture_output=True, text=True, timeout=60, check=True)
+        assert "1 attachment may be running, and their DEL fails until" in done.stdout
+
+
 @pytest.mark.long
 def test_change_is_refused_while_pods_run(tool: Tool, install: Callable[..., str], running: Namespace) -> None:
     """While a pod is running, another subnet is refused with both ranges, and nothing is written."""
