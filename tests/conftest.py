@@ -4,8 +4,6 @@ One rule: a missing prerequisite fails a test. In CI only a missing feature of t
 root and programs.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

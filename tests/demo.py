@@ -4,8 +4,6 @@ One rule: the demo is what happens on a node. The built files read the unchanged
 paths of a node, in a network namespace and a mount namespace that the machine does not see and that end with the demo.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

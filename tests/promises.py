@@ -6,8 +6,6 @@ One rule: the tests of a promise record its figures; no figure is written by han
     python -m tests.promises  # prints the table; --write copies it to the page
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

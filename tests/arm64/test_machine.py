@@ -3,8 +3,6 @@
 One rule: the machine boots once and attaches two pods, twice, to a network with all plugins; each test checks a part.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import NamedTuple

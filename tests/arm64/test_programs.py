@@ -4,8 +4,6 @@ One rule: output and files must equal those of this machine's executable. qemu s
 test_machine.py attaches pods, on an emulated machine.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 import subprocess

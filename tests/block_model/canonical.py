@@ -9,8 +9,6 @@ Each renaming is a symmetry of the steps: they compare these values for equality
   instance does not come back, except by the restore of a backup.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from agent.pools.block_protocol import Block, BlockSwap, NodeRecord, Proof, RecordSwap, Token

@@ -1,7 +1,5 @@
 """The invariants, each as the predicate that a step must keep; and the state that a cluster reaches without faults."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from agent.pools.block_protocol import Block

@@ -1,7 +1,5 @@
 """Policies that must fail: each is the protocol with one function replaced, and the invariant that it breaks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

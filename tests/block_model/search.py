@@ -1,7 +1,5 @@
 """Visits every state that a model can reach, breadth first, and reports the shortest trace to a broken invariant."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Collection

@@ -4,8 +4,6 @@ A block has one address. Nodes, machines, instances, blocks and epochs are numbe
 positions, so machine 1 has `machines[1]`.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, TypeVar
 
 from agent.pools.block_protocol import FREE, Agent, Block, BlockSwap, NodeRecord, Proof, RecordSwap, Token

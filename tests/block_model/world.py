@@ -10,8 +10,6 @@ What is one step here is one in each order of events:
 - An agent that is cut off, slow or stopped is one that does not make its next step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from agent.pools import block_protocol as protocol

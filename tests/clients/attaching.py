@@ -3,8 +3,6 @@
 One rule: the plugins are those of /opt/cni/bin, and use every other file at the path that a runtime's plugins use.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -4,8 +4,6 @@ One rule: the tests of a runtime that cannot run a container even without a netw
 message.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

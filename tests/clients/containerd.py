@@ -3,8 +3,6 @@
 One rule: containerd's CRI is disabled; `ctr run --cni` runs the plugins, with /etc/cni/net.d and /opt/cni/bin.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 One rule: requests equal kubelet's. The import compiles cri.proto, so no generated code is stored.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -3,8 +3,6 @@
 One rule: nothing is downloaded; the image contains only files of this machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

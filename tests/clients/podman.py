@@ -3,8 +3,6 @@
 One rule: podman is configured as README says, in an operator's files, and uses only podwire's plugins.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

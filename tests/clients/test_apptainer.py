@@ -3,8 +3,6 @@
 One rule: the networks are the files that apptainer's package brings, unchanged. Only Debian sid has apptainer.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

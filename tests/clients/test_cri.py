@@ -1,7 +1,5 @@
 """Pods of containerd's CRI on a network of bridge, portmap and bandwidth have what kubelet requests."""
 
-from __future__ import annotations
-
 import json
 import re
 

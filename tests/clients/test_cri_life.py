@@ -3,8 +3,6 @@
 One rule: every test compares the machine's whole state before and after.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc

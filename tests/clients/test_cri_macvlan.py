@@ -1,7 +1,5 @@
 """Pods of containerd's CRI whose network is macvlan on the node's uplink: addresses, neighbours, kubelet's probes."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -3,8 +3,6 @@
 One rule: each test states the behaviour of both.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 

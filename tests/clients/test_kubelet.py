@@ -3,8 +3,6 @@
 One rule: every scenario runs on a node with another pod, and compares the node's whole state before and after.
 """
 
-from __future__ import annotations
-
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

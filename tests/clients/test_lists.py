@@ -4,8 +4,6 @@ One rule: result, host, pod and files are compared with those of a list of refer
 differences are named here, and docs/ lists them.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -4,8 +4,6 @@ One rule: neither the files are changed nor the directories that they leave to t
 plugins of other projects, and do the same as far as podwire's plugins notice.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 One rule: only the files in /opt/cni/bin change, by `podwire install` and `podwire uninstall`; podman is not notified.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Mapping

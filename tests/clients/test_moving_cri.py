@@ -3,8 +3,6 @@
 One rule: containerd is not notified: other files are in /opt/cni/bin, or containerd starts on a node that rebooted.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.clients import cri as client

@@ -3,8 +3,6 @@
 One rule: commands and keys are read from the page.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

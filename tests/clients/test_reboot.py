@@ -6,8 +6,6 @@ computer, whose boot has another ID, once as a container that is a node, whose k
 One rule: podwire cleans up after pods of both plugins, podwire's and the reference plugins.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

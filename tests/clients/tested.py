@@ -6,8 +6,6 @@ One rule: each cell is read from the report of a run and from the packages of it
     python -m tests.clients.tested    # prints it; --write copies it to the page
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping

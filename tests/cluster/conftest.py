@@ -1,7 +1,5 @@
 """Fixtures for the tests of the agent with an API server."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path

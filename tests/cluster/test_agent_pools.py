@@ -1,7 +1,5 @@
 """Agents that share pools in etcd: real plugins, real packets between the blocks of nodes."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import signal

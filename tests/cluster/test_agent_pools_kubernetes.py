@@ -1,7 +1,5 @@
 """Agents that share pools in custom resources: applied pools, blocks of a machine that is gone, addresses that move."""
 
-from __future__ import annotations
-
 import signal
 from typing import Any
 

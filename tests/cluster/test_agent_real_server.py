@@ -1,7 +1,5 @@
 """Three nodes with agents and a real kube-apiserver: rights, changes, a stopped server, one restored from a backup."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

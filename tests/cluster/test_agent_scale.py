@@ -1,7 +1,5 @@
 """The whole agent in a cluster of 5,000 nodes of a real one's size: memory and processor time."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

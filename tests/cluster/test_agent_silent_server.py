@@ -1,7 +1,5 @@
 """An API server that gives no answer: the node is not ready after a minute, and not before."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

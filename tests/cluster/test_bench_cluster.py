@@ -1,7 +1,5 @@
 """`make bench-cluster` in small: all of its parts work."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The client with urllib3 1.26 of Debian 12, which the agent's Debian package depends on."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

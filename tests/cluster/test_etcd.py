@@ -1,7 +1,5 @@
 """The store in etcd beyond the contract: users, certificates, a full store, and a cluster whose leader stops."""
 
-from __future__ import annotations
-
 import socket
 import time
 import urllib.error

@@ -1,7 +1,5 @@
 """The client's errors: each wrong answer has a class, and a text with request, cause and fix."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

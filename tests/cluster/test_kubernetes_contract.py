@@ -3,8 +3,6 @@
 One rule: a test is the same for both, so the double answers as Kubernetes does.
 """
 
-from __future__ import annotations
-
 import queue
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Five machines share a pool in three members of etcd, and all of them fail: no address is ever at two running pods."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """Pools as an IPSpace object: what `kubectl apply` writes is checked as the command's file is, and answered."""
 
-from __future__ import annotations
-
 from ipaddress import ip_network
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The store in Kubernetes beyond the contract: rights, missing kinds, labels, and errors of the server."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from ipaddress import ip_network
 from typing import Any

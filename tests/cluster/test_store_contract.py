@@ -3,8 +3,6 @@
 One rule: a test is the same for all of them, so the double answers as the real stores do.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Fixtures for the tests of deploy/: a node with an API server, and the agent's image."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The daemon of dhcp in a container with exactly the manifest's permissions: leases of pods on the node."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

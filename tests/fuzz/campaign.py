@@ -1,7 +1,5 @@
 """A campaign: two worker processes that run cases of one target; a worker that ends early names its last case."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 One rule: a case is a line of JSON in corpus/<target>.jsonl, with bytes as Latin-1, so that people can read it.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

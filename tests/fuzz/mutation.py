@@ -3,8 +3,6 @@
 One rule: the result depends on the random generator alone, so that a number identifies a case.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from random import Random

@@ -6,8 +6,6 @@ One rule: a recorded case is an invocation that a runtime would make; fuzzing ch
 printed, and recorded all the same.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

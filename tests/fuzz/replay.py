@@ -3,8 +3,6 @@
 One rule: each recorded answer is returned once, in order; without one, the kernel's answer is ENOBUFS.
 """
 
-from __future__ import annotations
-
 import socket
 from typing import Any
 

@@ -6,8 +6,6 @@ One rule: target, seed and number identify a case, so the number of a case that 
 It prints each number, then the report as JSON; after HANG_S in one case it prints a traceback to stderr, and exits.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import sys

@@ -1,7 +1,5 @@
 """Fixtures of the hard tests: sample or nightly run, and hosts for the fault scenarios."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace

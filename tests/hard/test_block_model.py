@@ -3,8 +3,6 @@
 tests/unit/test_block_model.py has the small ones, and runs in a few seconds.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.block_model.policies import ONE, POLICIES

@@ -6,8 +6,6 @@ the points; `--nightly` runs all of them. On a host with a neighbour each point 
 host, which takes more time, by one recovery in turn.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 from collections.abc import Callable, Iterator

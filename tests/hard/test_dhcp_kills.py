@@ -1,7 +1,5 @@
 """dhcp's daemon killed right before a system call, in ADD, in DEL and at its start: no lease is lost or leaked."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Each system call of each verb fails once: the verb reports the failure and leaks nothing, or succeeds anyway."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """While a verb runs, an object that it needs is deleted: the store, the namespace, the bridge, the veth, the rules."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

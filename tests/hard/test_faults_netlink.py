@@ -1,7 +1,5 @@
 """Each kernel request is refused once, or its answer lost: the verb reports it and leaks nothing, or succeeds."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """Verbs in a hostile environment: full and read-only disks, foreign files, limits, no permission, closed streams."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -5,8 +5,6 @@ agent's: uplink, pods' bridge, addresses, default routes. Afterwards the node mu
 that a timer starts, and a new agent must find nothing to do.
 """
 
-from __future__ import annotations
-
 import random
 import select
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 A failed case is stored in build/fuzz: append its line to tests/fuzz/corpus/<target>.jsonl, whose cases run first.
 """
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Hostile DHCP packets: random changes of all parsed bytes, and of answers to an IPv6 client in each of its states."""
 
-from __future__ import annotations
-
 import gc
 import json
 import struct

@@ -9,8 +9,6 @@ examines a fault that has it.
     python -m tests.mutants [--count N] [--only N] [--survivors] [--seed N] [--jobs N] [--root DIRECTORY] [TESTS...]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 One rule: the files in the private copy decide, because tests clean the environment.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 One rule: the launchers are built once; a mutant is one other source file, at the same path in a private copy.
 """
 
-from __future__ import annotations
-
 import os
 import py_compile
 import shutil

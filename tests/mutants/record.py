@@ -6,8 +6,6 @@ tests that reach its statement, the quickest first.
 One rule: a statement that only an import executes is reached by the tests that execute a function of its file.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

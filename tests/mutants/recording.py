@@ -3,8 +3,6 @@
 One rule: it records only if the file CURRENT exists in the private copy of the project; it contains the test's ID.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

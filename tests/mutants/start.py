@@ -3,8 +3,6 @@
 One rule: it imports as little as possible, because each program of a test pays for it.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import sys

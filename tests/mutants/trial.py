@@ -3,8 +3,6 @@
 One rule: a test that uses the kernel kills a fault only if it fails twice, because the machine's load may fail it once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

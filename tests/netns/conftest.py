@@ -1,7 +1,5 @@
 """Fixtures of the tests on the real kernel: networks of each plugin, and one with a scripted IPAM plugin."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path

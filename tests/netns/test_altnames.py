@@ -3,8 +3,6 @@
 systemd gives an interface whose name would be too long that name as an altname only.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

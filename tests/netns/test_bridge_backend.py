@@ -1,7 +1,5 @@
 """Backends of masquerading: ADD chooses one, DEL and GC remove the rules of both; failures of the programs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Each sample of conf/ works with every verb, as a runtime runs them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`conflictDetection` of macvlan and ipvlan: an address that another host uses is refused (RFC 5227, RFC 4862)."""
 
-from __future__ import annotations
-
 import json
 import socket
 import struct

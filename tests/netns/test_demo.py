@@ -1,7 +1,5 @@
 """The demo, which checks each of its steps."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

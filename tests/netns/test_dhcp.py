@@ -1,7 +1,5 @@
 """dhcp with podwire's daemon, and dnsmasq on the wire: acquiring, checking, listing and releasing leases."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

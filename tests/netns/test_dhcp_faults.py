@@ -1,7 +1,5 @@
 """dhcp with faults of the node: a full disk, pods and plugins that end during ADD, sleep, unreadable files."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """dhcp with hostile neighbours: forged servers and routers, clients of the socket that are no CNI plugins."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """dhcp's daemon over time, with dnsmasq, kea and busybox's udhcpd: restarts, renewals, lost leases, deleted pods."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

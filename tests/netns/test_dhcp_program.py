@@ -1,7 +1,5 @@
 """The program `dhcp daemon`: flags, pid file, socket, socket activation, paths in a container."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

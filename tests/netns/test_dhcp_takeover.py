@@ -1,7 +1,5 @@
 """podwire's dhcp beside the reference's: each plugin with the other's daemon, and a node that changes its daemon."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address, ip_interface

@@ -1,7 +1,5 @@
 """The plugins print the results in the documents, and create the documented names in the kernel."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """dummy: addresses of a single host, and a kernel without such interfaces."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.attaching import address, reaches

@@ -1,7 +1,5 @@
 """`hostAccess` of macvlan and ipvlan: pods and their node reach each other; the host link exists while it is needed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """`hostAccess` when attachments share an address, a mark of their routes, a pod; or an address with the node."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

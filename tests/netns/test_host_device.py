@@ -1,7 +1,5 @@
 """host-device: ADD moves a device into the container, selected by name, MAC address, PCI address, path or ID."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """host-device: DEL, GC and rollback restore the device and nothing else, whatever pod or kernel did to it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

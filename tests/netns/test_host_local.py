@@ -1,7 +1,5 @@
 """The built host-local on real files: together with the reference plugin, and with a runtime's cache."""
 
-from __future__ import annotations
-
 import fcntl
 import re
 import subprocess

@@ -3,8 +3,6 @@
 The range is full of reservations of this boot, so no container may reclaim one of them.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 The store is the reference plugin's, without an index; the first ADD builds the index.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The host switches to another variant of iptables while pods run: DEL and GC remove the first variant's rules."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support import chained, namespaces, xtables

@@ -1,7 +1,5 @@
 """ipvlan: its modes, and ipvlan after a plugin that returns the master."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.attaching import address, reaches

@@ -1,7 +1,5 @@
 """ipvlan's `hostAccess` where it differs from macvlan's: one MAC address for all, a mode for each master."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.netns.conftest import IPVLAN

@@ -1,7 +1,5 @@
 """Packet sockets (kernel.packet_socket) on a veth pair: accepted frames, checksums, deleted interfaces."""
 
-from __future__ import annotations
-
 import errno
 import os
 import select

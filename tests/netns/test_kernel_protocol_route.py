@@ -1,7 +1,5 @@
 """Routes of one protocol number on the real kernel, compared with what iproute2 prints."""
 
-from __future__ import annotations
-
 from ipaddress import ip_address, ip_network
 
 import pytest

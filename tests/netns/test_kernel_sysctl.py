@@ -1,7 +1,5 @@
 """Kernel parameters on the real kernel (kernel.sysctl)."""
 
-from __future__ import annotations
-
 import multiprocessing
 import subprocess
 from collections.abc import Iterator

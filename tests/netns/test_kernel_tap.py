@@ -1,7 +1,5 @@
 """kernel.tap with a label: the child process that takes it on, with a stand-in for SELinux, which the kernels lack."""
 
-from __future__ import annotations
-
 import errno
 import os
 

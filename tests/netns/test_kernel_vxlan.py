@@ -1,7 +1,5 @@
 """VXLAN devices, their entries, and notifications on the real kernel, compared with what iproute2 prints."""
 
-from __future__ import annotations
-
 import errno
 import json
 from ipaddress import ip_address

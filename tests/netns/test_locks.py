@@ -1,7 +1,5 @@
 """The message of a verb that waits for a lock."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

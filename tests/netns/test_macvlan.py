@@ -1,7 +1,5 @@
 """macvlan: modes, masters and traffic."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

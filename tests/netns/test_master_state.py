@@ -1,7 +1,5 @@
 """macvlan, ipvlan and vlan on a master that is down or has no carrier."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -4,8 +4,6 @@ One rule: the interface plugin, its IPAM plugin and the chained plugin are chose
 choice of ADD.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

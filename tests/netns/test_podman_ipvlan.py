@@ -1,7 +1,5 @@
 """ipvlan networks as podman 4.3 writes and calls them (tests/support/podman_ipvlan.py), with real packets."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support import podman_ipvlan, uplink

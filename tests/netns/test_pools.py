@@ -1,7 +1,5 @@
 """Networks with a pool: pods of several blocks behind one gateway, with real packets."""
 
-from __future__ import annotations
-
 import json
 import time
 from ipaddress import ip_network

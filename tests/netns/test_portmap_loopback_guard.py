@@ -1,7 +1,5 @@
 """The guard of 127.0.0.0/8: it stays while route_localnet is enabled, and is deleted with the pod's interface."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from ipaddress import ip_interface
 

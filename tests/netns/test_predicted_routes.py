@@ -1,7 +1,5 @@
 """The prediction of a packet's route, compared with the choice of the kernel that routes it."""
 
-from __future__ import annotations
-
 from ipaddress import ip_address
 from socket import if_nametoindex
 

@@ -1,7 +1,5 @@
 """ptp: a routed veth; addresses, routes, traffic, refused input, CHECK, DEL and masquerading."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Verbs record their changes, and planned verbs change nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Changes of the cluster's nodes, and how the agent's routes follow them with requests for the changed node only."""
 
-from __future__ import annotations
-
 from ipaddress import ip_address, ip_network
 
 import pytest

@@ -3,8 +3,6 @@
 Each test runs with the reverse path filters off, strict and loose, of all interfaces but the tunnel's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

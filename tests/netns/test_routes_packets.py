@@ -1,7 +1,5 @@
 """Packets between the pods of five nodes whose routes the agent keeps, in one segment and through a router."""
 
-from __future__ import annotations
-
 from ipaddress import ip_network
 
 import pytest

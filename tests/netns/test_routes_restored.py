@@ -1,7 +1,5 @@
 """What the agent restores when other programs or the kernel change its routes, entries and device; its problems."""
 
-from __future__ import annotations
-
 import json
 import select
 import socket as stdlib_socket

@@ -1,7 +1,5 @@
 """The routes of a cluster of 5,000 nodes: requests and processor time."""
 
-from __future__ import annotations
-
 import time
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 

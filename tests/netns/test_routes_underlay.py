@@ -1,7 +1,5 @@
 """Nodes whose Node object loses its InternalIP, or has one that no interface has: nothing is given up without need."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from ipaddress import ip_address

@@ -1,7 +1,5 @@
 """ADD of plugins that create or move one interface: the result, layer 2, DNS, MAC addresses and names in use."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

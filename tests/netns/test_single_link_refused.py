@@ -1,7 +1,5 @@
 """Configurations that plugins of one interface refuse before they change anything."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

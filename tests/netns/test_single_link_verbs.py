@@ -1,7 +1,5 @@
 """Rollback, CHECK, DEL, GC and STATUS of plugins that create or move one interface, and those of the reference."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """STATUS predicts ADD: without an error ADD succeeds, with code 50 ADD fails for the same reason."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

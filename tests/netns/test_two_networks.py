@@ -1,7 +1,5 @@
 """Two networks with the same container and interface name: verbs of one network keep the other unchanged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

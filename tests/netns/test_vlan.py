@@ -1,7 +1,5 @@
 """vlan: IDs, keys, and tags on the wire."""
 
-from __future__ import annotations
-
 import socket
 import struct
 

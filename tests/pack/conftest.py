@@ -1,7 +1,5 @@
 """Fixtures of the tests of the executable."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

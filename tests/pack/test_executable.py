@@ -3,8 +3,6 @@
 One rule: the tests run the executable with VERSION or as the operator's tool; they do not use its internals.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -3,8 +3,6 @@
 One rule: the application is a probe, packed by the same steps as the plugins.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The executable's C code for JSON (pack/json.c): its results equal those of json's Python code."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

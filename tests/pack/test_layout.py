@@ -3,8 +3,6 @@
 One rule: the measure is the number of pages that a process copies, not the position of a block.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 

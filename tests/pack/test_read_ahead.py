@@ -1,7 +1,5 @@
 """The first call after a boot: what the executable reads from a disk."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -3,8 +3,6 @@
 A file that was renamed is on the disk after its directory's fsync; a power loss before that may bring the old one back.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator

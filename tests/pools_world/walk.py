@@ -1,7 +1,5 @@
 """A random walk through the events of a world: which events there are, and how often each happens."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

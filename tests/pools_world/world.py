@@ -4,8 +4,6 @@ One rule: the administrator keeps the protocol's promises. He states that a mach
 record that was read before, and a restored store is recovered before an agent reaches it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from ipaddress import ip_network

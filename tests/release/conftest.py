@@ -3,8 +3,6 @@
 One rule: the release is packed as by `make release`, into a directory of the tests.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ One rule: there is nothing to clean up. The file system is in memory, in a mount
 and that process ends with the test's process, even if that is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

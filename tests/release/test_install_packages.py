@@ -1,7 +1,5 @@
 """What `make` installs on a developer's machine: programs, none of whose services is started."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The node agent's Debian package on a machine whose process 1 is systemd, with an API server beside it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a stranger checks before using a release: signature, provenance, outdated packages, apt, manual pages."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """The documents match the code: options, links, examples, commands, lists of files, figures, systemd's units."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

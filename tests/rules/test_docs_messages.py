@@ -1,7 +1,5 @@
 """The troubleshooting page quotes messages that exist in the source."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

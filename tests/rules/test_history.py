@@ -1,7 +1,5 @@
 """The history: each commit says in a line what it does, and in its body why."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

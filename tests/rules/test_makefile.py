@@ -1,7 +1,5 @@
 """The Makefile: what it builds again, and which packages a target installs; the workflow for a forge's CI."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

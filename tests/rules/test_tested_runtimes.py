@@ -1,7 +1,5 @@
 """The table of docs/runtimes.md about the tested runtimes."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

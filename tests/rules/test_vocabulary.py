@@ -1,7 +1,5 @@
 """The vocabulary of docs/glossary.md: names, docstrings, comments and messages avoid the words that it replaced."""
 
-from __future__ import annotations
-
 import re
 
 from tests.support.sources import Source, parse, sources

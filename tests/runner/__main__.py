@@ -8,8 +8,6 @@ Exit status: 0 if every part succeeded, 1 if one did not, 2 if it cannot start, 
 As root, each part that tests built files runs in namespaces of its own (isolated.sh).
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

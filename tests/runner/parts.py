@@ -3,8 +3,6 @@
 One rule: a part depends on the parts that it names, and on no other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

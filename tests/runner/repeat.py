@@ -6,8 +6,6 @@ is listed, but does not fail the run.
 One rule: a run repeats few tests, and each only once; a part without a report of its failure stays failed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

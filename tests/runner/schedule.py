@@ -3,8 +3,6 @@
 One rule: when the runner ends, however that happens, so has every process that it started.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -3,8 +3,6 @@
 One rule: an entry is an exception to a default; a plugin without an entry is tested with its type only.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

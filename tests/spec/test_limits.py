@@ -1,7 +1,5 @@
 """Limits of the input: a plugin rejects long, deep and endless input, in little time and memory."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

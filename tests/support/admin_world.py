@@ -1,7 +1,5 @@
 """A space with nodes and blocks in a double of the store, and this node's report, for tests of the operator's side."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 

@@ -1,7 +1,5 @@
 """The node agent's image, unpacked: the layers of `make release`, from the present code."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

@@ -5,8 +5,6 @@ each has a segment of its own behind a router; both are in the namespace `fabric
 SERVER. All processes of a node end with its first process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

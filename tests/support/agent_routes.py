@@ -1,7 +1,5 @@
 """The agent's routes on the nodes of tests.support.cluster, and the state of a node that they change."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

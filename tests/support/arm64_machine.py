@@ -4,8 +4,6 @@ One rule: its only input is the archive from which it boots, and its only output
 this machine and leaves no files.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

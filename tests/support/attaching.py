@@ -3,8 +3,6 @@
 The container ID of a pod is the name of its namespace.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tempfile

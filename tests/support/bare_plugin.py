@@ -3,8 +3,6 @@
 portmap and firewall need no interface: they read names and addresses from prevResult.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 One rule: the list of plugins is the list of files, so tests include a new plugin automatically.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Creates a certificate authority and its certificate for the loopback and other addresses, with openssl."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.support.processes import output

@@ -1,7 +1,5 @@
 """podwire-agent on the nodes of a test cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

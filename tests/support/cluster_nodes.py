@@ -1,7 +1,5 @@
 """Node objects as large as those of a real cluster: 10 kB of images, conditions and heartbeats."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _REGISTRY = "registry.example/team"

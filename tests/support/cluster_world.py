@@ -1,7 +1,5 @@
 """A running cluster for tests: five nodes with agents and plugins, an API server, and a pod on each node."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 python -m tests.support.compatibility        writes the present lists to tests/data/compatibility.json
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ One rule: the manifest alone grants rights; a right that it does not grant is mi
 executes the program.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ By hand: `make test-debian-kernel DISTRIBUTION=bullseye TESTS=tests/netns/test_v
 One rule: the machine runs from the test root, which is the same on every computer, and has no network interface.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The address of a DHCP server, the keys of a network for a daemon, and a daemon that a test scripts."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable, Iterator

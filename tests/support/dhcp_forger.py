@@ -1,7 +1,5 @@
 """A host on the wire that answers by a function of the test: a forged or a faulty server or router."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

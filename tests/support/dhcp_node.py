@@ -3,8 +3,6 @@
 The server's log has the options of each message; both programs can be killed and started again.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import signal

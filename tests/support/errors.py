@@ -3,8 +3,6 @@
 One rule: only the expected kind of exception is caught.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

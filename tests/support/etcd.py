@@ -3,8 +3,6 @@
 One rule: the members are processes of this fixture, write below one directory, and end with it.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import importlib.util

@@ -1,7 +1,5 @@
 """etcd whose members are hosts of their own on the nodes' link, so that each can be cut off, replaced and restored."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 One rule: each attempt starts from the same state; a scenario that cannot return to that state is `dirty`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Pods have no interfaces: the plugin reads bridge, port and addresses from prevResult.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any, Self

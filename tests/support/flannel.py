@@ -1,7 +1,5 @@
 """A stand-in for flannel's plugin, and the file of its daemon with the node's subnets."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 # flannel-io/cni-plugin: completes its `delegate` with the node's subnets, stores that for DEL, and runs it.

@@ -4,8 +4,6 @@ One rule: frames are reported as they were on the wire. The kernel removes a VLA
 frame, and passes the tag beside it (packet(7), PACKET_AUXDATA).
 """
 
-from __future__ import annotations
-
 import contextlib
 import select
 import socket

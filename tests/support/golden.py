@@ -4,8 +4,6 @@ One rule: values that differ between runs or machines (MACs, veth names, ifindex
 replaced or removed; all others are compared.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

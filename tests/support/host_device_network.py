@@ -1,7 +1,5 @@
 """A network of host-device, whose device is an end of a veth on the host."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

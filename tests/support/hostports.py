@@ -4,8 +4,6 @@ A pod needs no interface, since portmap reads its addresses from prevResult. tes
 send packets.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any, Self

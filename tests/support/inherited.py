@@ -4,8 +4,6 @@ One rule: tests and the programs that they start see the same values however the
 shell with `trap "" INT`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 

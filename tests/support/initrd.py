@@ -1,7 +1,5 @@
 """The archive from which an emulated machine boots: the first process, busybox, and modules of the kernel."""
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

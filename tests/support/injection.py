@@ -3,8 +3,6 @@
 One rule: an injection is strace's text ("sendto:signal=SIGTERM:when=2"), documented in its manual.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping
 from typing import IO, Any

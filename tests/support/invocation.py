@@ -3,8 +3,6 @@
 One rule: a plugin sees the CNI_* variables and PATH, and nothing of the tester's environment.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """A table of iptables in memory, to which changes are applied as by iptables-restore."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from kernel.netfilter.iptables_program import RefusedError

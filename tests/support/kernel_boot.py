@@ -4,8 +4,6 @@ One rule: programs under the other kernel cannot change the machine: its file sy
 in `/run/shared` remain.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

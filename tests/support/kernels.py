@@ -3,8 +3,6 @@
 One rule: a feature is probed by using it in a temporary namespace; no code depends on kernel versions.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

@@ -4,8 +4,6 @@ One rule: the same calls in the same order. The caller is a process on the node:
 the node's.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

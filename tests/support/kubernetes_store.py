@@ -1,7 +1,5 @@
 """The objects of the double of the Kubernetes API server: resourceVersions, pages of lists, the history of changes."""
 
-from __future__ import annotations
-
 import copy
 import json
 import threading

@@ -3,8 +3,6 @@
 One rule: a failed call raises OSError with the name of the call.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -3,8 +3,6 @@
 One rule: the path /var/lib/cni is fixed, so a plugin sees another directory there only in its own mount namespace.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -7,8 +7,6 @@ with /var/lib/cni and the runtimes' state: a second machine with the same direct
 One rule: there is no clean-up. All processes and mounts of a runtime end with the machine's first process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import json

@@ -4,8 +4,6 @@ One rule: only the features of kustomize that these files use are implemented, a
 installed, a test compares both results.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ One rule: it parses only the Markdown that these documents use: `#` headings, li
 below their header, fenced blocks.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 One rule: after the block the modules can be loaded again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import time

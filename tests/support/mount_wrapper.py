@@ -3,8 +3,6 @@
 One rule: the plugin keeps the caller's network namespace.
 """
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

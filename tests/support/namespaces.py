@@ -4,8 +4,6 @@ One rule: every namespace created here has a recognisable name and is deleted af
 the namespaces of a killed test are deleted before the next tests begin.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import itertools

@@ -1,7 +1,5 @@
 """A plugin's configuration, parsed and refused in this process as ADD does it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -4,8 +4,6 @@ One rule: the kernel receives and answers all requests without a fault; it does 
 executes a request whose answer is lost.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

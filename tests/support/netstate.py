@@ -4,8 +4,6 @@ One rule: two states are equal exactly if only time has passed between them; cou
 that follow the carrier are not part of a state.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

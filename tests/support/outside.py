@@ -1,7 +1,5 @@
 """A machine at a node's uplink, which has addresses outside and routes to the node's pods."""
 
-from __future__ import annotations
-
 from tests.support.namespaces import Namespace
 
 NODE, NODE6 = "198.51.100.1", "2001:db8::1"

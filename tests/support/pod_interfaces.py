@@ -3,8 +3,6 @@
 One rule: the objects have fixed names and MAC addresses, so that the states of two hosts can be compared.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

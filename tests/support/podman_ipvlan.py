@@ -5,8 +5,6 @@ tests/netns/test_podman_ipvlan.py makes the calls on a kernel that has it. This 
 ipvlan: its files have an empty `master`, and the plugin uses the interface of the default route.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ machine is declared off while it is off, and a restored store is closed to agent
 surely from the end of a successful ADD until DEL begins, or until its machine is powered off.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -1,7 +1,5 @@
 """A cluster without Kubernetes whose agents share pools in etcd: nodes, plugins, real packets."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

@@ -3,8 +3,6 @@
 One rule: the tool is the built executable, and the server is the agent's own; only the store is a double.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -4,8 +4,6 @@ One rule: there is nothing to clean up. The machine never sees the objects in th
 them when the process ends.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -4,8 +4,6 @@ One rule: a generator yields one invocation and receives its outcome, so that th
 the verbs of different pods are not.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -3,8 +3,6 @@
 One rule: when a tool fails, the test's failure contains its stderr.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import traceback

@@ -1,7 +1,5 @@
 """Stand-ins for the host's programs: shell scripts in a directory for PATH."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

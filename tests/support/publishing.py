@@ -4,8 +4,6 @@ portmap's configuration and directory are values of the network, so that a test 
 reference plugin.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

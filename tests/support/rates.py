@@ -4,8 +4,6 @@ One rule: only the received payload counts. One thread sends and receives in tur
 network, and a busy machine measures the same rate.
 """
 
-from __future__ import annotations
-
 import contextlib
 import select
 import socket

@@ -1,7 +1,5 @@
 """The report of a run of pytest: the outcome and the seconds of each test on the running kernel."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 One rule: the result has the form of the requested CNI version.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from typing import Any

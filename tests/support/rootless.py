@@ -3,8 +3,6 @@
 One rule: the child has no privilege on the host; it becomes an unprivileged user before it creates its namespaces.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import traceback

@@ -1,7 +1,5 @@
 """The sample networks in conf/: the kernel features that each needs, and the host's interfaces that it names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.spec import configs

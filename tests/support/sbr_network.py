@@ -3,8 +3,6 @@
 One rule: an interface is connected as an interface plugin does it: addresses, up, routes in table main, a result.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import json

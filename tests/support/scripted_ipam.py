@@ -3,8 +3,6 @@
 One rule: it records every call, so that a test can check the calls and their order.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

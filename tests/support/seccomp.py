@@ -3,8 +3,6 @@
 One rule: it sets a seccomp filter before the program starts, as container runtimes do; children inherit the filter.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -5,8 +5,6 @@ By hand: `make test-second-kernel TESTS=tests/netns/test_bridge_add.py`. From a 
 One rule: its root file system is the machine's, read-only, so that it needs no installation.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 One rule: what is in it follows from the tests themselves, so it is the same on every machine and kernel.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable
 

@@ -3,8 +3,6 @@
 The suites in tests/netns/test_single_link*.py run these plugins; what only one of them does is in its own file.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -7,8 +7,6 @@ One rule: a sample is taken after the DEL of every pod, so the state of the node
 It is a separate program, because it moves into new namespaces and stays there.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

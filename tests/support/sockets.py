@@ -5,8 +5,6 @@ A socket belongs to the namespace in which it was created, so no process needs t
 One rule: a call succeeds only if the reply comes from the address that was called: both directions must be translated.
 """
 
-from __future__ import annotations
-
 import contextlib
 import select
 import socket

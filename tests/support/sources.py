@@ -3,8 +3,6 @@
 One rule: no tree is kept, since the trees of all files slow down each collection of garbage.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

@@ -3,8 +3,6 @@
 One rule: a test gets the same functions for each of them, and a space of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterable

@@ -3,8 +3,6 @@
 One rule: the model of the node is computed from the outcomes of verbs alone; storm_check compares it with the kernel.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import time

@@ -8,8 +8,6 @@ rules, so their order is irrelevant.
 It is a separate program, because it moves into new namespaces and stays there.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

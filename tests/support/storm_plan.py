@@ -3,8 +3,6 @@
 One rule: nothing here changes the node, except that `containers` creates the pods.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Streams in memory that stand for the standard streams of a plugin that runs in the tests' own process."""
 
-from __future__ import annotations
-
 import io
 import os
 

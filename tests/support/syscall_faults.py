@@ -4,8 +4,6 @@ One rule: a run without faults counts the calls as strace does (the Nth call of 
 run can let exactly one of them fail.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections import Counter

@@ -3,8 +3,6 @@
 One rule: a call counts as a change unless it certainly changes nothing.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from contextlib import suppress

@@ -4,8 +4,6 @@ One rule: what a process of the machine changes outside the copy is in the machi
 deleted with it; global sysctls are read-only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

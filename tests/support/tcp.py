@@ -3,8 +3,6 @@
 One rule: a test makes a whole connection, since both directions must be translated consistently.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

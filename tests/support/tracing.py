@@ -6,8 +6,6 @@ One rule: a point is a process and the number of a changing call in it, so that 
 from the same state. Linux on x86-64, 5.3 or later.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -3,8 +3,6 @@
 A pod's container ID is the name of its namespace.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

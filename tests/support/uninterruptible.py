@@ -3,8 +3,6 @@
 One rule: killing the server ends the process; the server writes its PID to the file in the first argument.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

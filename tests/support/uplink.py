@@ -3,8 +3,6 @@
 The uplink is one end of a veth; the other end, in the machine's namespace, represents the wire.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

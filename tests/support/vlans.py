@@ -3,8 +3,6 @@
 Functions return all VLANs of a port, so that a test notices an additional VLAN as well as a missing one.
 """
 
-from __future__ import annotations
-
 import json
 
 from tests.support.namespaces import Namespace

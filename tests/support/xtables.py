@@ -3,8 +3,6 @@
 One rule: the programs are the machine's; wrappers only pass on their arguments.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.support.namespaces import Namespace

@@ -1,7 +1,5 @@
 """The nodes of a cluster, and the networks and addresses of which more than one has them."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from ipaddress import ip_address, ip_network

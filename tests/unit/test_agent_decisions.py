@@ -1,7 +1,5 @@
 """The decisions of the agent (agent.agent) about lists and changes of Nodes; routes are recorded."""
 
-from __future__ import annotations
-
 from ipaddress import ip_address
 from typing import Any
 from unittest.mock import Mock

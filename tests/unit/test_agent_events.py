@@ -1,7 +1,5 @@
 """Kubernetes Events about the node: each text once an hour, and a failure is only logged."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The agent's HTTP server: pages over TCP and on the Unix socket, and there also POST with a limited body."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import os

@@ -1,7 +1,5 @@
 """The plan of the routes to the other nodes, the order of its changes, and the holder of a network of two nodes."""
 
-from __future__ import annotations
-
 from ipaddress import ip_address, ip_network
 
 import pytest

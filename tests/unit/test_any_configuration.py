@@ -1,7 +1,5 @@
 """Input of every plugin's parser that was changed at random, as by the fuzzers (tests.fuzz.cases)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any

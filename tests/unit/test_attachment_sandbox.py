@@ -1,7 +1,5 @@
 """The number of comparisons of CHECK in a sandbox (attachment.sandbox), and the host veth of a container."""
 
-from __future__ import annotations
-
 from ipaddress import ip_address, ip_interface
 from unittest.mock import Mock
 

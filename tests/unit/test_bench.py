@@ -1,7 +1,5 @@
 """The figures of bench/: arithmetic on samples, calls counted from strace's output, the calls of pods."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The simulated cluster of `make bench-cluster` in small."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

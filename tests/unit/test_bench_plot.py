@@ -1,7 +1,5 @@
 """The tables and the plot of docs/performance.md, generated from figures; no plugin runs."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 from xml.etree import ElementTree

@@ -3,8 +3,6 @@
 tests/hard/test_block_model.py has the larger models. tests/block_model/README.md has the results.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 

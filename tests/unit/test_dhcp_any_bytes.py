@@ -3,8 +3,6 @@
 One rule: a parser returns a value or raises Malformed, and nothing else.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress

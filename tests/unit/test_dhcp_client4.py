@@ -1,7 +1,5 @@
 """The DHCPv4 client's state machine: messages and times in, messages, deadlines and events out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from ipaddress import IPv4Address
 

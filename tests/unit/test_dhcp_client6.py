@@ -1,7 +1,5 @@
 """The DHCPv6 client (ipam.dhcp.client6): it acquires and maintains a lease, by hand-made answers of servers."""
 
-from __future__ import annotations
-
 from ipaddress import IPv6Address
 from itertools import pairwise
 

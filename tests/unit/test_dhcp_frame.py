@@ -1,7 +1,5 @@
 """Ethernet frames with UDP and ICMPv6 (ipam.dhcp.frame), compared with scapy's."""
 
-from __future__ import annotations
-
 from ipaddress import IPv4Address, IPv6Address
 
 import pytest

@@ -1,7 +1,5 @@
 """The IPv6 configuration of an interface (ipam.dhcp.ipv6_client), its lease (lease6) and addresses (address6)."""
 
-from __future__ import annotations
-
 import json
 from ipaddress import IPv6Address, IPv6Interface, IPv6Network
 

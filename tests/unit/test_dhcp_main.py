@@ -1,7 +1,5 @@
 """dhcp's configuration, its ADD with a daemon that does not answer, and the timers of its daemon."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

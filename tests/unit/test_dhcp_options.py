@@ -1,7 +1,5 @@
 """DHCPv4 options (ipam.dhcp.options): names in configurations, and values that servers send."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv4Interface
 

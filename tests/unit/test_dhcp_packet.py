@@ -1,7 +1,5 @@
 """DHCPv4 messages as bytes (ipam.dhcp.packet), also as scapy reads and writes them."""
 
-from __future__ import annotations
-
 from ipaddress import IPv4Address
 
 import pytest

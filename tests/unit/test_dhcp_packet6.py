@@ -1,7 +1,5 @@
 """DHCPv6 messages as bytes (ipam.dhcp.packet6), also as scapy reads and writes them."""
 
-from __future__ import annotations
-
 from ipaddress import IPv6Address
 
 import pytest

@@ -1,7 +1,5 @@
 """Router advertisements: bytes (ipam.dhcp.router_advertisement, also as scapy has them), the client (router_client)."""
 
-from __future__ import annotations
-
 from ipaddress import IPv6Address, IPv6Network
 
 import pytest

@@ -1,7 +1,5 @@
 """dhcp's leases: their files (ipam.dhcp.store), which are read as they were written; IPv6 leases (lease6)."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

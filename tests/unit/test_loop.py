@@ -1,7 +1,5 @@
 """The event loop of long-running programs."""
 
-from __future__ import annotations
-
 import os
 import time
 from functools import partial

@@ -1,7 +1,5 @@
 """Netlink messages in C (kernel/_netlink.c), compared with Python for any bytes, and as objects (kernel.wire)."""
 
-from __future__ import annotations
-
 import contextlib
 import struct
 

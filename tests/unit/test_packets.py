@@ -1,7 +1,5 @@
 """The parts of podwire test and trace: packets, rules as text, sockets, routing decisions, destinations, owners."""
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

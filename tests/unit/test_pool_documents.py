@@ -1,7 +1,5 @@
 """Blocks and entries as JSON: they are read as they were written, and nothing else is a free block."""
 
-from __future__ import annotations
-
 import json
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 

@@ -1,7 +1,5 @@
 """What the agent answers to the operator's tool about pools, over a double of the store."""
 
-from __future__ import annotations
-
 import json
 from ipaddress import ip_network
 

@@ -1,7 +1,5 @@
 """The protocol of blocks: what neither the model (tests/block_model) nor the tests of the manager would notice."""
 
-from __future__ import annotations
-
 import pytest
 
 from agent.pools import block_protocol as protocol

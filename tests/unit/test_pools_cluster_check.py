@@ -1,7 +1,5 @@
 """The faults that the agent reports of blocks, entries and space."""
 
-from __future__ import annotations
-
 import pytest
 
 from agent.pools.block_protocol import MISSING

@@ -1,7 +1,5 @@
 """The report of this node's blocks, from its files and the manager's status."""
 
-from __future__ import annotations
-
 from ipaddress import ip_address, ip_network
 
 import pytest

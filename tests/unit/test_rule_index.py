@@ -1,7 +1,5 @@
 """The rules that a packet is evaluated with, chosen by its destination port, and the marks that they set."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 from ipaddress import ip_address

@@ -1,7 +1,5 @@
 """Where a lost packet was seen last (podwire.trace.judge)."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 
