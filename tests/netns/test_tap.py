@@ -1,7 +1,5 @@
 """tap: the device's properties in every combination of keys, its bridge, and programs that open it: frames, queues."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import ipaddress
@@ -12,7 +10,7 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from scapy.layers.inet import ICMP, IP
@@ -149,16 +147,6 @@ def attach(pod: Namespace, name: str = "eth0", flags: int = TAP | NO_PI) -> int:
     return descriptor
 
 
-@contextlib.contextmanager
-def attached(pod: Namespace, name: str = "eth0", flags: int = TAP | NO_PI) -> Iterator[Program]:
-    """Yields a program that has opened the tap device."""
-    descriptor = attach(pod, name, flags)
-    try:
-        yield Program(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class Program:
     """A program with an open tap device."""
 
@@ -175,7 +163,7 @@ class Program:
         assert frame, "no such frame was sent by the pod"
         return frame
 
-    def ask(self, question: bytes, matches: Callable[[bytes], bool], *, other: Program | None = None) -> bytes:
+    def ask(self, question: bytes, matches: Callable[[bytes], bool], *, other: Self | None = None) -> bytes:
         """Writes a frame until this program, or `other`, reads one that `matches`; without one in 30 s the test fails.
 
         The first frames can be lost: the kernel activates the interface shortly after a program has opened the device.
@@ -207,6 +195,16 @@ class Program:
         question = Ether(src=PROGRAM_MAC, dst=self.resolve(ip)) / IP(src=PROGRAM_IP, dst=ip) / ICMP() / payload
         answer = self.ask(bytes(question), lambda frame: ICMP in Ether(frame) and Ether(frame)[ICMP].type == 0)
         return bytes(Ether(answer)[ICMP].payload)
+
+
+@contextlib.contextmanager
+def attached(pod: Namespace, name: str = "eth0", flags: int = TAP | NO_PI) -> Iterator[Program]:
+    """Yields a program that has opened the tap device."""
+    descriptor = attach(pod, name, flags)
+    try:
+        yield Program(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize("keys", [{}, {"owner": 0, "group": 0}, {"multiQueue": True}, {"mtu": 1300}])

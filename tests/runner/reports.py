@@ -5,8 +5,6 @@ As a program it reads the reports of a directory, prints the table, and fails if
 One rule: the standard library only, because the runner starts before there is a virtual environment.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -14,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Self
 
 PASSED, FAILED = "passed", "failed"
 
@@ -35,7 +34,7 @@ class Report:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, path: Path) -> Report:
+    def load(cls, path: Path) -> Self:
         """Reads a report that `save` wrote."""
         return cls(**json.loads(path.read_text()))
 

@@ -3,11 +3,10 @@
 One rule: a part that ended without a report, or that could not start, counts as a failure of the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from tests.runner.reports import FAILED, PASSED, Report
 from tests.runner.schedule import Result
@@ -22,14 +21,14 @@ class Counts:
     skipped: int = 0
 
     @classmethod
-    def of(cls, report: Report) -> Counts:
+    def of(cls, report: Report) -> Self:
         """Counts the tests of a report."""
         outcomes = list(report.outcomes.values())
         passed, failed = outcomes.count(PASSED), outcomes.count(FAILED)
         return cls(passed, failed, len(outcomes) - passed - failed)
 
     @classmethod
-    def total(cls, counts: Iterable[Counts]) -> Counts:
+    def total(cls, counts: Iterable[Self]) -> Self:
         """Returns the sum of all counts."""
         each = list(counts)
         return cls(sum(one.passed for one in each), sum(one.failed for one in each), sum(one.skipped for one in each))

@@ -3,14 +3,12 @@
 One rule: as root, no plugin runs in the machine's network namespace, not even for an invocation that must fail.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -40,7 +38,7 @@ class Invoker:
         arguments: Mapping[str, Any] = {"host": self.host, "netns": self.sandbox, **options}
         return run_plugin(self.plugin, command, self.config() if config is None else config, **arguments)
 
-    def with_sandbox(self, sandbox: Namespace) -> Invoker:
+    def with_sandbox(self, sandbox: Namespace) -> Self:
         """Returns the same invoker for another sandbox, prepared as by an interface plugin.
 
         For a chained plugin the sandbox has an `eth0`, whose host veth is on the host. For a plugin of
@@ -70,7 +68,7 @@ class Invoker:
             sandbox.ip("link", "add", "eth0", "type", "veth", *peer)
         return replace(self, sandbox=sandbox)
 
-    def with_plugin(self, plugin: str) -> Invoker:
+    def with_plugin(self, plugin: str) -> Self:
         """Returns an invoker of another plugin with the same host, sandbox and leases."""
         return replace(self, plugin=plugin)
 

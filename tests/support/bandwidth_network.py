@@ -4,14 +4,12 @@ One rule: bandwidth's configuration and directory are parameters of the network,
 and with the reference plugins.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.support import netstate
 from tests.support.attaching import ChainedNetwork
@@ -34,11 +32,11 @@ class BandwidthNetwork(ChainedNetwork):
 
     TYPE = "bandwidth"
 
-    def with_runtime_limits(self, **limits: int) -> BandwidthNetwork:
+    def with_runtime_limits(self, **limits: int) -> Self:
         """Returns the same network with the limits in runtimeConfig."""
         return self.having(capabilities={"bandwidth": True}, runtimeConfig={"bandwidth": limits})
 
-    def with_bin_dir(self, bin_dir: Path | None) -> BandwidthNetwork:
+    def with_bin_dir(self, bin_dir: Path | None) -> Self:
         """Returns the same network with the bandwidth plugin of another directory, None for podwire's."""
         return replace(self, bin_dir=bin_dir)
 

@@ -4,8 +4,6 @@ In one segment the nodes' uplinks are ports of one bridge; otherwise a router is
 filtering is strict everywhere.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket
@@ -14,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
+from typing import Self
 
 from agent.node import Node
 from agent.route_plan import RouteOptions
@@ -245,7 +244,7 @@ class Stream:
         while self.sent < end:
             time.sleep(0.002)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -269,7 +268,7 @@ class RouteMonitor:
         self._host = host
         self.lines: list[str] = []
 
-    def __enter__(self) -> RouteMonitor:
+    def __enter__(self) -> Self:
         with self._host.entered():
             self._socket = Socket()
             groups = (notifications.IPV4_ROUTE, notifications.IPV6_ROUTE)

@@ -4,8 +4,6 @@ One rule: the state contains everything that plugins can change: links, addresse
 qdiscs, filters, sysctls, the files of the store and the names of its auxiliary files.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import socket
@@ -15,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.support import bandwidth_network, netlist, netstate, pod_interfaces, repair_node
 from tests.support.attaching import BOOKKEEPING
@@ -86,7 +84,7 @@ class Node:
     _pods: int = field(default=0)
 
     @classmethod
-    def create(cls, directory: Path, backend: str, *, interface: str = "bridge", spoof: bool, neighbour: bool) -> Node:
+    def create(cls, directory: Path, backend: str, *, interface: str = "bridge", spoof: bool, neighbour: bool) -> Self:
         """Creates a host with its store in an empty `directory`."""
         stack = ExitStack()
         host = stack.enter_context(temporary_host())

@@ -5,8 +5,6 @@ One rule: it forwards bytes and does not read them, so it works with TLS, too.
 `python -m tests.support.cutting_proxy URL HOST PORT` runs it as a process, which a test can stop.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import socket
@@ -14,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from enum import Enum, auto
+from typing import Self
 
 
 class Mode(Enum):
@@ -38,7 +37,7 @@ class CuttingProxy:
         self._sockets: list[socket.socket] = []
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[CuttingProxy]:
+    def running(self) -> Iterator[Self]:
         """Forwards connections inside the block."""
         threading.Thread(target=self._accept, daemon=True).start()
         try:

@@ -4,12 +4,10 @@ One rule: pods are attached as a runtime attaches them, bridge first; the firewa
 test runs with any backend.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.support.attaching import ChainedNetwork, address, reaches
 from tests.support.firewall_tables import Firewall
@@ -28,11 +26,11 @@ class Pod:
         """The pod's first address."""
         return address(self.result)
 
-    def reaches(self, other: Pod | str, *, within_s: int = 20) -> bool:
+    def reaches(self, other: Self | str, *, within_s: int = 20) -> bool:
         """Returns whether another pod, or an address, answers a ping."""
         return reaches(self.namespace, other if isinstance(other, str) else other.ip, within_s=within_s)
 
-    def cannot_reach(self, other: Pod | str) -> bool:
+    def cannot_reach(self, other: Self | str) -> bool:
         """Returns whether several pings have no answer."""
         return not self.reaches(other, within_s=1)
 
@@ -45,7 +43,7 @@ class FirewallNetwork(ChainedNetwork):
 
     tools: Path | None = None
 
-    def sibling(self, name: str, bridge: str, *subnets: str) -> FirewallNetwork:
+    def sibling(self, name: str, bridge: str, *subnets: str) -> Self:
         """Returns another network with the same firewall, but with another bridge and other subnets."""
         ipam = {**self.bridge.config["ipam"], "ranges": [[{"subnet": subnet}] for subnet in subnets]}
         return replace(self, bridge=self.bridge.having(name=name, bridge=bridge, ipam=ipam))

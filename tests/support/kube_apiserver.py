@@ -3,13 +3,12 @@
 One rule: both are processes of this fixture, write below one directory, and end with it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 from agent.api_errors import ApiError
 from agent.api_server import Server
@@ -38,7 +37,7 @@ class KubeApiServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[KubeApiServer]:
+    def running(self) -> Iterator[Self]:
         """Runs both programs inside the block, ready when it begins."""
         with self.etcd.running():
             try:

@@ -4,8 +4,6 @@ One rule: what it answers without a fault is what a real API server answers; tes
 runs over both. A fault is one answer that goes wrong, for the first request that it matches.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json
@@ -17,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.support.kubernetes_store import BLOCKS, COLLECTIONS, EVENTS, NODES, SPACES, Document, Refusal, Store
@@ -85,7 +83,7 @@ class KubernetesDouble(ThreadingHTTPServer):
         """Logs nothing: clients close connections, and some do not trust the certificate."""
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[KubernetesDouble]:
+    def running(self) -> Iterator[Self]:
         """Serves requests inside the block."""
         thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()

@@ -4,13 +4,11 @@ One rule: a plugin gets exactly the configuration that libcni would pass: its ob
 and the runtime's values for the capabilities that it declares.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.support.invocation import Outcome, run_plugin
 from tests.support.namespaces import Namespace
@@ -28,7 +26,7 @@ class NetworkList:
     capability_args: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, path: Path) -> NetworkList:
+    def load(cls, path: Path) -> Self:
         """Reads a file, which must have the keys that every list needs."""
         body = json.loads(path.read_text())
         assert body["plugins"], f"{path}: no plugins in list"
@@ -39,7 +37,7 @@ class NetworkList:
         """The list as libcni stores it in its cache."""
         return {"cniVersion": self.cni_version, "name": self.name, "plugins": list(self.plugins)}
 
-    def with_capabilities(self, **capability_args: Any) -> NetworkList:
+    def with_capabilities(self, **capability_args: Any) -> Self:
         """Returns the same list with the runtime's values of capabilities: `with_capabilities(portMappings=[...])`."""
         return replace(self, capability_args=capability_args)
 

@@ -3,14 +3,12 @@
 One rule: the cache is a directory of the test, which the tool gets as an option.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.support import binaries, libcni, xtables
 from tests.support.hostports import ports
@@ -33,7 +31,7 @@ class Node:
     bin_dir: Path | None = None
     tools: Path | None = None
 
-    def with_ports(self, *mappings: str) -> Node:
+    def with_ports(self, *mappings: str) -> Self:
         """Returns the same node for pods with these host ports ("8080:80", "5353:53/udp")."""
         return replace(self, chain=self.chain.with_capabilities(portMappings=ports(*mappings)))
 

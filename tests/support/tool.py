@@ -3,13 +3,11 @@
 One rule: the tool reads nothing of the machine's configuration: each directory is an option.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.support import binaries, namespaces, netstate, programs
 from tests.support.invocation import Outcome
@@ -51,7 +49,7 @@ class Tool:
         ipam = {"type": "host-local", "dataDir": str(self.leases.parent), "ranges": [[{"subnet": "10.22.0.0/24"}]]}
         return {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": ipam, **keys}
 
-    def with_scripts(self, **scripts: str) -> Tool:
+    def with_scripts(self, **scripts: str) -> Self:
         """Returns the tool with plugins that are shell scripts, besides podwire's."""
         directory = programs.install(self.directory / "bin", **scripts)
         return replace(self, bin_dir=Path(f"{directory}:{binaries.directory()}"))
