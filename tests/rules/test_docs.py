@@ -177,7 +177,7 @@ def is_accepted(words: list[str]) -> bool:
 
 
 FOLDERS = sorted(path.parent for room in ("plugins", "ipam") for path in (ROOT / room).glob("*/README.md"))
-FOLDERS += [ROOT / "agent", ROOT / "agent" / "pools"]
+FOLDERS += [ROOT / "agent", ROOT / "agent" / "pools", ROOT / "tests" / "support"]
 MAX_README_LINES = 110
 
 

@@ -23,12 +23,6 @@ def test_every_module_has_a_docstring():
     assert [name for name, source in sources().items() if not source.docstring] == []
 
 
-def test_map_of_the_support_modules_is_complete():
-    """The docstring of tests/support has a line for each module there, and for no other."""
-    listed = re.findall(r"^    (\w+): \S", (ROOT / "tests/support/__init__.py").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted({path.stem for path in (ROOT / "tests/support").glob("*.py")} - {"__init__"})
-
-
 def test_every_test_has_one_sentence():
     """The first paragraph of a test's docstring is one sentence; details may follow in another paragraph."""
     bad = [
