@@ -1,4 +1,4 @@
-"""Any content of a file leads to findings, never to a traceback; tests/hard/test_fuzz.py has more of it."""
+"""Any content of a file leads to findings, never to a traceback."""
 
 import io
 import json
@@ -47,23 +47,18 @@ def shared_directory(factory, name):
     return path
 
 
-def check_changed(sample, directory, numbers):
-    """Checks a sample with random changes, as bytes and as JSON."""
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_changed_samples_are_checked(sample, tmp_path, request):
+    """Each sample with a random change, as bytes or as JSON, is checked without an exception; at night with 300."""
     text = sample.read_bytes()
-    for number in numbers:
+    for number in range(300) if request.config.getoption("--nightly") else [SAMPLES.index(sample)]:
         random = Random(f"{sample.name} {number}")
         value = mutation.parse(text.decode())  # again: a change may make it invalid
         if number % 2:
             data = mutation.mutate_bytes(random, text)
         else:
             data = mutation.serialize(mutation.mutate_json(random, value, [value])).encode("utf-8", "surrogatepass")
-        check(directory / f"10-x{sample.suffix}", data)
-
-
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_changed_samples_are_checked(sample, tmp_path):
-    """Each sample with a random change, as bytes or as JSON, is checked without an exception."""
-    check_changed(sample, tmp_path, [SAMPLES.index(sample)])
+        check(tmp_path / f"10-x{sample.suffix}", data)
 
 
 @settings(max_examples=10)
