@@ -128,14 +128,6 @@ def test_replaced_pools_keep_the_epoch(world):
     assert [pool["name"] for pool in change["before"]["pools"]] == ["default"]
 
 
-def test_dry_run_changes_nothing(world):
-    """A dry run checks and answers, and sends no change."""
-    world.store.requests.clear()
-    status, _ = post(world, "space", pools=[DEFAULT, {"name": "more", "cidrs": ["10.23.0.0/24"]}], dryRun=True)
-    assert status == 200
-    assert world.store.requests["swap_space"] == 0
-
-
 def test_pools_that_were_changed_meanwhile_are_refused(world):
     """A change is refused if the administrator has seen another space."""
     _, change = post(world, "space", pools=[DEFAULT], dryRun=True)
