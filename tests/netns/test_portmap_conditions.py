@@ -89,20 +89,16 @@ def compare(host, netfilter):
     return create_and_list
 
 
-@pytest.mark.parametrize(
-    ("version", "words"), [(version, words) for version, texts in CONDITIONS.items() for words in texts]
-)
-def test_conditions_compile_to_the_rule_of_nft(compare, version, words):
-    """A rule is byte for byte the one that `nft` creates from the same words, and `nft` lists it the same."""
-    (compiled, expected), (our_text, their_text) = compare(words, version, [words])
-    assert compiled == expected
-    assert our_text == their_text
-    assert len(compiled) == 1
+CASES = [(version, words, [words]) for version, texts in CONDITIONS.items() for words in texts]
 
 
-@pytest.mark.parametrize("words", SETS)
-def test_sets_compile_to_rules(compare, words):
-    """A set compiles to a rule for each value, with "!=" to one rule with all comparisons; "iif" compares the name."""
-    (compiled, expected), (our_text, their_text) = compare(words, 4, SETS[words])
+@pytest.mark.parametrize(("version", "words", "texts"), [*CASES, *((4, words, SETS[words]) for words in SETS)])
+def test_conditions_compile_to_the_rules_of_nft(compare, version, words, texts):
+    """Each rule is byte for byte the one that `nft` creates from the same words, or from a set's, and listed the same.
+
+    A set compiles to a rule for each value, with "!=" to one rule with all comparisons; "iif" compares the name.
+    """
+    (compiled, expected), (our_text, their_text) = compare(words, version, texts)
     assert compiled == expected
     assert our_text == their_text
+    assert len(compiled) == len(texts)
