@@ -52,6 +52,12 @@ def dual_network(network: Network) -> Network:
 
 
 @pytest.fixture
+def layer2(network: Network) -> Network:
+    """A network without addresses."""
+    return network.having(ipam=None, isDefaultGateway=None)
+
+
+@pytest.fixture
 def routed(bin_dir: Path, host: Namespace, store: Path) -> Network:
     """A dual-stack network of ptp with host-local and an IPv4 default route."""
     ranges = [[{"subnet": "10.23.0.0/24"}], [{"subnet": "fd00:23::/64"}]]

@@ -84,16 +84,10 @@ def test_macs_are_random_by_default(network, new_sandbox):
     assert {int(mac[:2], 16) & 3 for mac in macs} == {2}
 
 
-@pytest.fixture
-def l2(network):
-    """A network without IPAM and gateway."""
-    return network.having(ipam=None, isDefaultGateway=None)
-
-
 @pytest.mark.parametrize("ipam", [None, {}, {"type": ""}, {"dataDir": "/nowhere"}])
-def test_without_ipam_there_are_no_addresses(l2, sandbox, ipam):
+def test_without_ipam_there_are_no_addresses(layer2, sandbox, ipam):
     """Without an IPAM type the interface is up without addresses; the result lists interfaces; CHECK, DEL succeed."""
-    net = l2.having(ipam=ipam)
+    net = layer2.having(ipam=ipam)
     result = net.add(sandbox)
     assert result.keys() == {"cniVersion", "interfaces"}
     assert [item["name"] for item in result["interfaces"]][::2] == ["cni0", "eth0"]
@@ -107,15 +101,15 @@ def test_without_ipam_there_are_no_addresses(l2, sandbox, ipam):
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
-def test_oldest_versions_refuse_a_network_without_ipam(l2, sandbox, version):
+def test_oldest_versions_refuse_a_network_without_ipam(layer2, sandbox, version):
     """Versions whose results consist of addresses refuse a network without IPAM, and change nothing."""
-    error = l2.having(cniVersion=version).add_error(sandbox)
+    error = layer2.having(cniVersion=version).add_error(sandbox)
     assert "cannot convert: no valid IP addresses" in error["msg"]
 
 
-def test_the_containers_end_may_stay_down(l2, sandbox):
+def test_the_containers_end_may_stay_down(layer2, sandbox):
     """With disableContainerInterface the container's end stays down; the host's end is a port and up."""
-    net = l2.having(disableContainerInterface=True)
+    net = layer2.having(disableContainerInterface=True)
     result = net.add(sandbox)
     assert "UP" not in links(sandbox)["eth0"]["flags"]
     port = shown(net.host, host_end(result))
@@ -128,7 +122,7 @@ def test_the_containers_end_may_stay_down(l2, sandbox):
 
 
 @pytest.mark.parametrize("has_ipam", [False, True])
-def test_port_forwards_when_add_returns(network, l2, sandbox, has_ipam):
+def test_port_forwards_when_add_returns(network, layer2, sandbox, has_ipam):
     """When ADD returns, the host veth is operationally up and forwards, so the pod's first packet is not lost."""
-    port = shown(l2.host, host_end((network if has_ipam else l2).add(sandbox)))
+    port = shown(layer2.host, host_end((network if has_ipam else layer2).add(sandbox)))
     assert (port["operstate"], port["linkinfo"]["info_slave_data"]["state"]) == ("UP", "forwarding")

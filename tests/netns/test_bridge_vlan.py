@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.attaching import Network, address, host_end, reaches
+from tests.support.attaching import address, host_end, reaches
 from tests.support.frames import Frame, station
 from tests.support.netstate import links, state
 from tests.support.vlans import PVID_FLAGS, TAGGED, filters, vlans
@@ -13,12 +13,6 @@ from tests.support.vlans import PVID_FLAGS, TAGGED, filters, vlans
 needs_filtering = pytest.mark.needs("vlan_filtering")
 RANGE = [{"id": 101}, {"minID": 200, "maxID": 210}]
 IN_RANGE = dict.fromkeys((101, *range(200, 211)), TAGGED)
-
-
-@pytest.fixture
-def layer2(network: Network) -> Network:
-    """A network without addresses."""
-    return network.having(ipam=None, isDefaultGateway=None)
 
 
 PORTS: dict[str, tuple[dict[str, Any], dict[int, list[str]]]] = {
