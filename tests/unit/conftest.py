@@ -4,11 +4,14 @@ One rule: no example is timed, since `make test` runs these tests beside many ot
 """
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from attachment import presence
+from podwire.doctor.node import Node
+from tests.support.unit_node import new_node
 
 # Tests with a function of the standard library, scapy or Python beside it fail with the first examples, or never.
 settings.register_profile("untimed", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -18,6 +21,12 @@ settings.register_profile("nightly", settings.get_profile("untimed"), max_exampl
 def pytest_configure(config: pytest.Config) -> None:
     """Chooses the number of examples."""
     settings.load_profile("nightly" if config.getoption("--nightly") else "untimed")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """A node with one network, for doctor's checks; modules with other nodes have this fixture themselves."""
+    return new_node(tmp_path)
 
 
 @pytest.fixture(autouse=True)

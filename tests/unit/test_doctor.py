@@ -39,12 +39,6 @@ CNI0 = Link(5, "cni0", "02:00:00:00:00:01", 1500, 1, "bridge", 0, 0, None, 6)
 
 
 @pytest.fixture
-def node(tmp_path) -> Node:
-    """A node with one network."""
-    return new_node(tmp_path)
-
-
-@pytest.fixture
 def settings(monkeypatch) -> dict[str, str]:
     """The kernel settings that the checks read, instead of those of the running kernel."""
     values: dict[str, str] = {}

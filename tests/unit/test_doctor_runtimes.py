@@ -13,13 +13,7 @@ from podwire.doctor.node import Node
 from podwire.main import PLUGINS
 from podwire.runtimes import Runtime
 from process.values import replace
-from tests.support.unit_node import new_node, run_check
-
-
-@pytest.fixture
-def node(tmp_path) -> Node:
-    """A node with one network."""
-    return new_node(tmp_path)
+from tests.support.unit_node import run_check
 
 
 def create_plugin(path: Path, content: str = "a plugin") -> None:
