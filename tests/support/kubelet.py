@@ -81,18 +81,10 @@ def typical_sandbox(number: int, netns: str, first_port: int) -> Sandbox:
     return Sandbox(f"pod-{number}", f"{number:064x}", netns, runtime_capabilities, number)
 
 
-def conflist(
-    name: str,
-    bridge: str,
-    subnet: str,
-    *,
-    version: str = "1.0.0",
-    data_dir: Path = CACHE / "networks",
-    **portmap_keys: object,
-) -> dict[str, Any]:
+def conflist(name: str, bridge: str, subnet: str, **portmap_keys: object) -> dict[str, Any]:
     """Returns a network's list, with every capability that a runtime offers."""
-    ranges = [[{"subnet": subnet}]]
-    ipam = {"type": "host-local", "dataDir": str(data_dir), "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}]}
+    ranges, routes = [[{"subnet": subnet}]], [{"dst": "0.0.0.0/0"}]
+    ipam = {"type": "host-local", "dataDir": str(CACHE / "networks"), "ranges": ranges, "routes": routes}
     offered = {"dns": True, "io.kubernetes.cri.pod-annotations": True, "cgroupPath": True}
     bridge_keys = {"isGateway": True, "ipMasq": True, "hairpinMode": True, "capabilities": offered, "ipam": ipam}
     plugins: list[dict[str, object]] = [
@@ -100,7 +92,7 @@ def conflist(
         {"type": "portmap", "capabilities": {"portMappings": True}, **portmap_keys},
         {"type": "bandwidth", "capabilities": {"bandwidth": True}},
     ]
-    return {"cniVersion": version, "name": name, "plugins": plugins}
+    return {"cniVersion": "1.0.0", "name": name, "plugins": plugins}
 
 
 def run_on_node(function: Callable[[Namespace], Any]) -> Any:
