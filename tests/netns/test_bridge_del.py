@@ -53,8 +53,12 @@ def test_del_keeps_other_interfaces(network, sandbox):
     assert network.having(name="other").leases() == {second["ips"][0]["address"][:-3]: sandbox.name}
 
 
+NAMES = ["veth" + "a" * 70_000, "veth%d", "veth/x", "vethaaaaaaaaaaaaaaaaaaaa"]
+INVALID = {"cniVersion": "1.0.0", "interfaces": [{"name": name, "mac": "02:00:00:00:00:01"} for name in NAMES]}
+
+
 @pytest.mark.parametrize(
-    "prev_result", [7, "text", [], {}, {"cniVersion": "9"}, {"ips": 3}, {"interfaces": [{"name": 7}]}]
+    "prev_result", [7, "text", [], {}, {"cniVersion": "9"}, {"ips": 3}, {"interfaces": [{"name": 7}]}, INVALID]
 )
 def test_del_with_an_invalid_prev_result(network, sandbox, prev_result):
     """DEL succeeds with an invalid prevResult, and deletes no other link."""

@@ -106,10 +106,3 @@ def test_configuration_errors_have_code_7(scripted_network, sandbox, case):
     network = scripted_network(ips)
     error = network.having(**keys).add_error(sandbox)
     assert (error["code"], text in error["msg"], fix in error.get("details", "")) == (7, True, True), error
-
-
-def test_del_ignores_invalid_names_in_prev_result(network):
-    """DEL without a namespace ignores invalid interface names in prevResult."""
-    names = ["veth" + "a" * 70_000, "veth%d", "veth/x", "vethaaaaaaaaaaaaaaaaaaaa"]
-    interfaces = [{"name": name, "mac": "02:00:00:00:00:01"} for name in names]
-    network.run("DEL", "", prev_result={"cniVersion": "1.0.0", "interfaces": interfaces}).assert_silent()
