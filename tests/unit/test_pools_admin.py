@@ -85,14 +85,6 @@ def test_cluster_page_has_everything(world):
     assert (block["pool"], block["generation"], block["since"]) == ("default", 1, "2026-11-25T12:00:00Z")
 
 
-def test_cluster_page_without_a_store(world):
-    """While the store does not answer the page is an error with 503."""
-    world.store.fail_next(Fault.NOT_EXECUTED, "list_blocks")
-    status, document = get(world, "/pools/cluster")
-    assert status == 503
-    assert document["msg"].startswith("the store does not answer")
-
-
 def test_finding_that_was_a_change_between_two_reads_is_none(world):
     """A block that is given back while the lists are read is no finding."""
     world.add_node(TWO, "10.22.0.64/26", "10.22.0.128/26")
@@ -323,12 +315,15 @@ def test_recover_reads_back_lost_answers(world):
 
 
 def test_actions_without_a_store(world):
-    """While the store does not answer each action is an error with 503 and the cause."""
+    """While the store does not answer the cluster's page and each action are errors with 503 and the cause."""
+    world.store.fail_next(Fault.NOT_EXECUTED, "list_blocks")
+    status, document = get(world, "/pools/cluster")
+    assert (status, document["msg"].startswith("the store does not answer")) == (503, True)
     world.report = world.report._replace(is_restored=True)
-    document = {"pools": [DEFAULT], "node": TWO, "record": "", "statement": "powered-off"}
+    request = {"pools": [DEFAULT], "node": TWO, "record": "", "statement": "powered-off"}
     for action in ("space", "recover", "reclaim"):
         world.store.fail_next(Fault.UNREACHABLE)
-        status, error = post(world, action, **document)
+        status, error = post(world, action, **request)
         assert (status, "refused" in error["msg"]) == (503, True)
 
 
