@@ -61,8 +61,8 @@ def test_log_is_off_by_default(network: Network, sandbox: Namespace, file: Path,
 
 
 @pytest.mark.needs("nft_nat", "nft_inet")
-def test_levels(network: Network, sandbox: Namespace, file: Path):
-    """At level debug ADD and DEL log changes and steps with durations, and at info and error they do not."""
+def test_steps_and_changes(network: Network, sandbox: Namespace, file: Path):
+    """At level debug ADD and DEL log changes and steps with durations."""
     masquerading = network.having(ipMasq=True, ipMasqBackend="nftables")
     result = enable_log(masquerading, file).add(sandbox)
     enable_log(masquerading, file).delete(sandbox, result)
@@ -75,10 +75,6 @@ def test_levels(network: Network, sandbox: Namespace, file: Path):
     assert sum(step["ms"] for step in added["steps"] if step["what"] == "host-local ADD") < added["ms"]
     usage = subprocess.run([binaries.directory() / "bridge"], env={}, capture_output=True, text=True, check=True).stderr
     assert [line["version"] for line in (added, deleted)] == re.findall(r"podwire\.(\S+)", usage)[:1] * 2
-    enable_log(network, file, "info").add(sandbox)
-    enable_log(network, file, "error").delete(sandbox)
-    assert not {"steps", "changes"} & read_lines(file)[-1].keys()
-    assert [line["command"] for line in read_lines(file)] == ["ADD", "DEL", "ADD"]
 
 
 def test_failed_add_logs_its_rollback(network: Network, new_sandbox: Callable[[], Namespace], file: Path):
