@@ -22,8 +22,6 @@ from tests.release.conftest import pack
 from tests.support.binaries import ROOT
 from tests.support.markdown import Document
 
-pytestmark = pytest.mark.timeout(2000)  # the first test packs, ten seconds of work on a machine that is not busy
-
 NOTICES = ROOT / "THIRD-PARTY-NOTICES.md"
 # Texts of libraries in the executable, with their upstream version; zlib's part has none.
 SIGNATURES = {"CPython": r"(3\.\d+\.\d+) \(main", "GNU C Library": r"glibc (\d\.\d+)"}

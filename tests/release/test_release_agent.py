@@ -11,8 +11,6 @@ from pack.release.agent_image import BASE
 from tests.release import roots
 from tests.support import agent_image, binaries
 
-pytestmark = pytest.mark.timeout(2000)  # the first test packs, ten seconds of work on a machine that is not busy
-
 DPKG = ("var/lib/dpkg", "var/log", "var/cache", "tmp")
 NO_SERVER = ("podwire-agent", "--node-name", "worker-1", "--run-dir", "/run/podwire", "--once")
 

@@ -12,8 +12,6 @@ from tests.release import roots
 from tests.release.conftest import EPOCH_S
 from tests.support.binaries import ROOT, skip_or_fail
 
-pytestmark = pytest.mark.timeout(2000)  # the first test packs, ten seconds of work on a machine that is not busy
-
 BIN, DEBIAN_BIN, UNITS = "opt/cni/bin", "usr/lib/cni", "usr/lib/systemd/system"
 DEPLOYED_SERVICE = ROOT / "deploy" / "systemd" / "cni-dhcp.service"
 REFERENCE = "#!/bin/sh\necho reference {}\n"

@@ -13,8 +13,6 @@ from tests.clients.images import extract
 from tests.clients.podman import PROGRAMS, configure
 from tests.release.conftest import EPOCH_S
 
-pytestmark = pytest.mark.timeout(2000)  # the first test packs, ten seconds of work on a machine that is not busy
-
 
 @pytest.fixture(scope="module")
 def layout(release):

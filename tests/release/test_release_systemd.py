@@ -14,8 +14,6 @@ from tests.support.kubernetes_double import NODES, KubernetesDouble
 from tests.support.machine import eventually
 from tests.support.systemd_machine import Machine
 
-pytestmark = pytest.mark.timeout(2000)  # the first test packs, as in test_release_agent.py
-
 SERVICE = "podwire-agent"
 LIBRARIES = "usr/lib/python3/dist-packages"
 NODE_IP = "192.0.2.10"

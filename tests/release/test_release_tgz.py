@@ -12,8 +12,6 @@ from tests.release.conftest import Release
 from tests.support.invocation import feed, finish, start_plugin
 from tests.support.processes import output
 
-pytestmark = pytest.mark.timeout(2000)  # the first test packs, ten seconds of work on a machine that is not busy
-
 BIN = "opt/cni/bin"
 LAYER_2 = {"cniVersion": "1.0.0", "name": "net", "type": "bridge", "bridge": "br0"}
 IPAM = {"type": "host-local", "dataDir": "/leases", "subnet": "10.9.0.0/24"}

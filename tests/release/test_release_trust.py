@@ -15,8 +15,6 @@ from pack.release import outdated
 from podwire.main import PLUGINS
 from tests.support.binaries import ROOT
 
-pytestmark = pytest.mark.timeout(2000)  # the first test packs, ten seconds of work on a machine that is not busy
-
 URI = re.compile(r"[a-z]+:[\w.,:/@?=&%~+#-]+")
 NAMESPACE, SIGNER = "podwire-release", "podwire-release"
 # A repository of one package, in a newer version than that of the bill below.
