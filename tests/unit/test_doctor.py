@@ -201,39 +201,32 @@ def test_first_network_is_not_that_of_the_running_pods(node):
     assert run_check(node, "first") == []
 
 
-@pytest.mark.parametrize(
-    ("text", "is_reported"),
-    [
-        ("[Match]\nName=*\n", True),
-        ("[Match]\nName=en* cni*\n", True),
-        ("[Match]\nName=en*\n", False),
-        ("[Match]\nName=!cni*\n", False),
-        ("[Match]\nName=*\n[Link]\nUnmanaged=yes\n", False),
-        ("[Match]\nType=ether\nName=*\n", False),
-    ],
-)
-def test_networkd_file_that_matches_a_bridge(node, monkeypatch, tmp_path, text, is_reported):
-    """A .network file whose pattern matches the bridge or a pod's interface is a note."""
-    (tmp_path / "10.network").write_text(text)
-    monkeypatch.setattr(links, "_NETWORKD", (str(tmp_path),))
-    monkeypatch.setattr(links, "_is_running", lambda directory: "systemd" in directory)
-    assert [one.name for one in run_check(node, "managed")] == ["managed-by-others"] * is_reported
+NETWORKD, NETWORK_MANAGER = ("systemd", "10.network"), ("NetworkManager", "cni.conf")
 
 
 @pytest.mark.parametrize(
-    ("text", "is_reported"),
+    ("manager", "text", "is_reported"),
     [
-        ("[keyfile]\nunmanaged-devices=interface-name:veth*;interface-name:cni0\n", False),
-        ("#unmanaged-devices=cni0", True),
+        (NETWORKD, "[Match]\nName=*\n", True),
+        (NETWORKD, "[Match]\nName=en* cni*\n", True),
+        (NETWORKD, "[Match]\nName=en*\n", False),
+        (NETWORKD, "[Match]\nName=!cni*\n", False),
+        (NETWORKD, "[Match]\nName=*\n[Link]\nUnmanaged=yes\n", False),
+        (NETWORKD, "[Match]\nType=ether\nName=*\n", False),
+        (NETWORK_MANAGER, "[keyfile]\nunmanaged-devices=interface-name:veth*;interface-name:cni0\n", False),
+        (NETWORK_MANAGER, "#unmanaged-devices=cni0", True),
     ],
 )
 @pytest.mark.every_case
-def test_network_manager_that_manages_a_bridge(node, monkeypatch, tmp_path, text, is_reported):
-    """NetworkManager is a note until a file leaves the bridge and the pods' interfaces unmanaged."""
-    (tmp_path / "cni.conf").write_text(text)
-    monkeypatch.setattr(links, "_NETWORK_MANAGER", (str(tmp_path),))
-    monkeypatch.setattr(links, "_is_running", lambda directory: "NetworkManager" in directory)
-    assert [one.subject for one in run_check(node, "managed")] == ["NetworkManager"] * is_reported
+def test_program_that_manages_a_bridge(node, monkeypatch, tmp_path, manager, text, is_reported):
+    """A .network file that matches the bridge or a pod is a note, and so is NetworkManager unless a file ends it."""
+    program, name = manager
+    (tmp_path / name).write_text(text)
+    for directories in ("_NETWORKD", "_NETWORK_MANAGER"):
+        monkeypatch.setattr(links, directories, (str(tmp_path),))
+    monkeypatch.setattr(links, "_is_running", lambda directory: program in directory)
+    expected = [("managed-by-others", True)] * is_reported
+    assert [(one.name, program in one.subject) for one in run_check(node, "managed")] == expected
 
 
 def test_bridge_without_a_fixed_mac_address(node, monkeypatch, tmp_path):
