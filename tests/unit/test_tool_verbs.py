@@ -87,21 +87,19 @@ def test_del_runs_backwards_and_stops_at_a_failure(tmp_path):
     assert not os.path.exists(result_cache.path_of(str(tmp_path), "net", POD))
 
 
-@pytest.mark.parametrize(("version", "has"), [("0.3.1", False), ("0.4.0", True), ("1.0.0", True)])
-def test_del_gets_the_cached_result_since_0_4_0(tmp_path, version, has):
-    """DEL gets the cached result in the shape of the list's version, since 0.4.0."""
+@pytest.mark.parametrize(
+    ("version", "cached", "has"),
+    [("0.3.1", RESULT, False), ("0.4.0", RESULT, True), ("1.0.0", RESULT, True), ("1.1.0", {"cniVersion": "9"}, False)],
+)
+def test_del_gets_the_cached_result_since_0_4_0(tmp_path, version, cached, has):
+    """DEL gets the cached result in the shape of the list's version since 0.4.0, and runs without an invalid one."""
     serve = ScriptedPlugins()
-    network_list.delete(runtime(tmp_path, serve), network(version), POD, RESULT)
+    assert network_list.delete(runtime(tmp_path, serve), network(version), POD, cached)
+    assert serve.order() == [("two", "DEL"), ("one", "DEL")]
     for call in serve.calls:
-        prev_result = call.request.get("prevResult")
-        assert (isinstance(prev_result, dict) and prev_result["cniVersion"] == version) == has
-
-
-def test_del_continues_without_a_readable_result(tmp_path):
-    """DEL runs all plugins if the cached result is invalid."""
-    serve = ScriptedPlugins()
-    assert network_list.delete(runtime(tmp_path, serve), network(), POD, {"cniVersion": "9.9.9"})
-    assert not any("prevResult" in call.request for call in serve.calls)
+        result = call.request.get("prevResult")
+        passed_version = result.get("cniVersion") if isinstance(result, dict) else None
+        assert passed_version == (version if has else None)
 
 
 def test_dry_run_keeps_the_cache(tmp_path):
