@@ -35,6 +35,11 @@ def world(tmp_path):
     return world
 
 
+@pytest.fixture
+def node(world):
+    return world.nodes[0]
+
+
 def schedule(node, *pods, **keys):
     """Lets the API server have these pods on a node, and its agent do what is due."""
     while node.manager is None:
@@ -52,6 +57,12 @@ def address_of(answer):
     return answer["ips"][0]["address"]
 
 
+def start(node):
+    """Starts the pod on a node; returns its address."""
+    schedule(node, POD)
+    return address_of(add(node))
+
+
 def delete(node):
     while node.pods:
         node.delete(0)
@@ -63,9 +74,8 @@ def sticky_blocks(world):
     return {str(block): (stored.value.owner, stored.note.key) for block, stored in blocks.items()}
 
 
-def test_a_pod_has_its_address_before_add(world):
+def test_a_pod_has_its_address_before_add(world, node):
     """The address is claimed when the pod appears; ADD has the gateway of the node's ordinary block, and no request."""
-    node = world.nodes[0]
     schedule(node, POD)
     world.store.requests.clear()
     answer = add(node)
@@ -82,8 +92,7 @@ def test_a_pod_has_its_address_before_add(world):
 def test_a_pod_keeps_its_address_on_another_node(world):
     """Deleted on one node and created on another one, the pod has the same address, with a new generation."""
     first, second = world.nodes[:2]
-    schedule(first, POD)
-    before = address_of(add(first))
+    before = start(first)
     schedule(second, POD)
     answer = add(second)
     assert answer["code"] == 11
@@ -98,11 +107,9 @@ def test_a_pod_keeps_its_address_on_another_node(world):
     world.check()
 
 
-def test_an_address_becomes_free_without_waiting(world):
+def test_an_address_becomes_free_without_waiting(world, node):
     """Once the pod is gone and its address is released, the block is free: not after ten minutes."""
-    node = world.nodes[0]
-    schedule(node, POD)
-    address = address_of(add(node))
+    address = start(node)
     schedule(node)  # the API server has no pod any more, but it runs
     assert sticky_blocks(world)[address][0] == node.node
     delete(node)
@@ -110,10 +117,9 @@ def test_an_address_becomes_free_without_waiting(world):
     assert sticky_blocks(world)[address] == ("", KEY)
 
 
-def test_another_pod_never_gets_the_address(world):
+def test_another_pod_never_gets_the_address(world, node):
     """A free address that has a key is claimed for no other key, also when the pool is full."""
     change_space(world, ORDINARY, {**STICKY, "cidrs": ["10.24.0.0/30"]})
-    node = world.nodes[0]
     pods = [f"team-a/db-{number}" for number in range(5)]
     schedule(node, *pods)
     run(node, steps=200)
@@ -130,9 +136,8 @@ def test_another_pod_never_gets_the_address(world):
     assert {address_of(add(node, pod)): pod for pod in used.values()} == used
 
 
-def test_pods_of_other_namespaces_get_ordinary_addresses(world):
+def test_pods_of_other_namespaces_get_ordinary_addresses(node):
     """Neither a pod of another namespace nor another pod of this one gets a granted sticky address."""
-    node = world.nodes[0]
     schedule(node, POD)
     assert address_of(add(node, "team-b/web")).endswith("/28")
     answer = add(node, "team-a/db-1")
@@ -141,9 +146,8 @@ def test_pods_of_other_namespaces_get_ordinary_addresses(world):
     assert address_of(add(node)).endswith("/32")
 
 
-def test_the_next_container_of_a_pod_waits_for_the_former_one(world):
+def test_the_next_container_of_a_pod_waits_for_the_former_one(node):
     """Two containers never have the address of one pod."""
-    node = world.nodes[0]
     schedule(node, POD)
     add(node)
     answer = add(node)
@@ -154,8 +158,7 @@ def test_the_next_container_of_a_pod_waits_for_the_former_one(world):
 def test_a_machine_that_is_cut_off_keeps_the_address_until_it_is_declared_off(world):
     """Another node waits for a proof that the machine is off, however long that takes."""
     first, second = world.nodes[:2]
-    schedule(first, POD)
-    before = address_of(add(first))
+    before = start(first)
     schedule(second, POD)
     run(second, steps=200, seconds=100.0)
     assert add(second)["code"] == 11
@@ -172,18 +175,15 @@ def test_a_machine_that_is_cut_off_keeps_the_address_until_it_is_declared_off(wo
     world.check()
 
 
-def test_a_boot_keeps_the_address_for_its_pod(world):
+def test_a_boot_keeps_the_address_for_its_pod(node):
     """After a boot the node claims the pod's address again; nothing is granted before."""
-    node = world.nodes[0]
-    schedule(node, POD)
-    before = address_of(add(node))
+    before = start(node)
     node.power_off()
     node.boot()
     assert add(node)["code"] == 11
     node.collect()
     run(node)
-    schedule(node, POD)
-    assert address_of(add(node)) == before
+    assert start(node) == before
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,7 @@ def test_a_boot_keeps_the_address_for_its_pod(world):
 def test_faults_change_no_address(world, fault, request_name):
     """Whatever request fails at a move, in whatever way, the pod has its address in the end, and no other pod."""
     first, second = world.nodes[:2]
-    schedule(first, POD)
-    before = address_of(add(first))
+    before = start(first)
     delete(first)
     for node, pods in ((first, ()), (second, (POD,))):
         world.store.fail_next(fault, request_name)
@@ -210,11 +209,9 @@ def test_faults_change_no_address(world, fault, request_name):
     world.check()
 
 
-def test_pods_without_a_watch_keep_what_they_have(world):
+def test_pods_without_a_watch_keep_what_they_have(world, node):
     """An agent that has not seen its pods yet claims no address and gives none back."""
-    node = world.nodes[0]
-    schedule(node, POD)
-    address = address_of(add(node))
+    address = start(node)
     delete(node)
     node.crash()
     run(node, steps=200, seconds=10.0)
@@ -222,21 +219,17 @@ def test_pods_without_a_watch_keep_what_they_have(world):
     assert address_of(add(node)) == address
 
 
-def test_a_lost_file_is_created_again_from_the_store(world):
+def test_a_lost_file_is_created_again_from_the_store(node):
     """The keys in the store say which addresses the node's pods have."""
-    node = world.nodes[0]
-    schedule(node, POD)
-    address = address_of(add(node))
+    address = start(node)
     delete(node)
     node.lose_file()
     run(node)
-    schedule(node, POD)
-    assert address_of(add(node)) == address
+    assert start(node) == address
 
 
-def test_an_address_that_got_a_key_meanwhile_is_left(world):
+def test_an_address_that_got_a_key_meanwhile_is_left(world, node):
     """A claim without an answer is not repeated for a block that has become another pod's since."""
-    node = world.nodes[0]
     world.store.fail_next(Fault.NOT_EXECUTED, "swap_block")
     while node.manager is None:
         node.step()
@@ -252,11 +245,9 @@ def test_an_address_that_got_a_key_meanwhile_is_left(world):
     assert sticky_blocks(world)[str(block)] == ("", other.key)
 
 
-def test_an_address_that_was_reserved_meanwhile_stays(world, monkeypatch):
+def test_an_address_that_was_reserved_meanwhile_stays(world, node, monkeypatch):
     """An ADD between the agent's look and its lock keeps the address granted."""
-    node = world.nodes[0]
-    schedule(node, POD)
-    address = address_of(add(node))
+    address = start(node)
     monkeypatch.setattr(NetworkBlocks, "count_used", lambda self: Counter())
     schedule(node)
     assert sticky_blocks(world)[address][0] == node.node
@@ -274,9 +265,8 @@ def test_without_a_gateway_nothing_is_granted(tmp_path):
     assert set(sticky_blocks(world).values()) == {("", KEY)}
 
 
-def test_a_second_pod_of_a_key_waits_for_the_first(world):
+def test_a_second_pod_of_a_key_waits_for_the_first(node):
     """Of two pods with one key on a node, the second gets the address when the first is gone."""
-    node = world.nodes[0]
     one, other = "team-a/launcher-1", "team-a/launcher-2"
     schedule(node, **{one: "team-a/vm:db"})
     address = address_of(add(node, one))
@@ -287,9 +277,8 @@ def test_a_second_pod_of_a_key_waits_for_the_first(world):
     assert address_of(add(node, other)) == address
 
 
-def test_a_key_keeps_its_address_when_the_pool_grows(world):
+def test_a_key_keeps_its_address_when_the_pool_grows(world, node):
     """A CIDR at the end of the list changes no address."""
-    node = world.nodes[0]
     pods = [f"team-a/db-{number}" for number in range(12)]
     schedule(node, *pods)
     run(node, steps=120)
