@@ -53,12 +53,16 @@ class Manifest:
 
 @dataclass
 class Directory:
-    """A directory of plugins. With `dry_run` nothing is changed; `actions` describes the changes."""
+    """A directory of plugins. With `dry_run` nothing is changed; `actions` describes the changes.
+
+    `removed` are the paths that `uninstall` removes without restoring another file.
+    """
 
     path: str
     names: Sequence[str]
     dry_run: bool = False
     actions: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
     _hashes: dict[tuple[int, int, int], str] = field(default_factory=dict)
 
     def install(self, program: str) -> None:
@@ -202,6 +206,7 @@ class Directory:
                     os.rename(kept[-1], path)
             elif present:
                 self.actions.append(f"removed {path}")
+                self.removed.append(path)
                 if not self.dry_run:
                     os.unlink(path)
 

@@ -175,10 +175,9 @@ def _uninstall(context: Context, options: Namespace) -> Status:
 
 def _count_dependent_pods(directory: Directory, cache_dir: str) -> int:
     """Returns the number of attachments that may be running, and of which a plugin was removed."""
-    removed = {line.removeprefix("removed ") for line in directory.actions if line.startswith("removed ")}
     running = (one for one in attachments.list_cached(cache_dir) if one.presence is not Presence.GONE and one.network)
     kinds = ([str(plugin["type"]) for plugin in one.network.plugins] for one in running if one.network)
-    return sum(any(os.path.join(directory.path, kind) in removed for kind in needed) for needed in kinds)
+    return sum(any(os.path.join(directory.path, kind) in directory.removed for kind in needed) for needed in kinds)
 
 
 def _links(context: Context, directory: Directory) -> list[str]:

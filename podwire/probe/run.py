@@ -94,10 +94,10 @@ def test_pods(
         for pod in pods[start : start + _PODS_IN_PARALLEL]:
             try:
                 new = {(path.link, path.destination): path for path in paths.list_next_hops(topology, pod)}
-                bypass = paths.find_bypass(topology, pod, outer) if outer else ""
-                if bypass and _bypassed(bypass) not in unseen:
-                    unseen.append(_bypassed(bypass))
-                desired += paths.list_paths(topology, pod, None if bypass else outer, addresses)
+                rule = paths.find_bypass(topology, pod, outer) if outer else ""
+                if rule and (text := _describe_bypass(rule)) not in unseen:
+                    unseen.append(text)
+                desired += paths.list_paths(topology, pod, None if rule else outer, addresses)
                 desired += [path for key, path in new.items() if key not in hops]
                 hops |= new.keys()
             except CniError as error:
@@ -112,7 +112,7 @@ def test_pods(
                     yield result
 
 
-def _bypassed(rule: str) -> str:
+def _describe_bypass(rule: str) -> str:
     return (
         f'the ways to and from the outside: the policy rule "{rule}" sends the pods\' packets to an uplink, where this '
         "test has no machine: name one with --address"

@@ -25,7 +25,7 @@ from process.values import replace
 def to_no_pod(topology: Topology, seen: Observation) -> Iterator[Suspect]:
     """Yields a rule that sends the packet to an address of the pods' subnet that no pod has."""
     flow, node = seen.flow, topology.node
-    packet, hook = _arriving(flow, flow.source.pod if isinstance(flow.source, PodPlace) else None), PREROUTING
+    packet, hook = _arriving(flow), PREROUTING
     if flow.source is node:
         hook = OUTPUT
     elif arrived := seen.seen(node, (REQUEST,), outgoing=False):
@@ -60,7 +60,7 @@ def _marking_rule(topology: Topology, flow: Flow, pod: Pod, arrival: Sighting) -
     """Returns another program's rule that changes the packet's mark before masquerading, as predicted."""
     node = topology.node
     hook = OUTPUT if flow.source is node else PREROUTING
-    mark = traverse(node.ruleset, _arriving(flow, pod), hook).packet.mark
+    mark = traverse(node.ruleset, _arriving(flow), hook).packet.mark
     packet = Packet(
         flow.version, arrival.source, arrival.destination, flow.protocol, None, flow.target_port,
         oif=pod.bridge or pod.host_interface, mark=mark,
@@ -83,9 +83,10 @@ def for_other_machine(topology: Topology, answers: Sequence[Sighting]) -> Iterat
         yield Suspect("address", node.name, text, str(first.destination), look=f"ip address show dev {link.name}")
 
 
-def _arriving(flow: Flow, pod: Pod | None) -> Packet:
-    """Returns a flow's packet before its translation; if a pod sent it, it arrives at the node's interface of `pod`."""
-    gate = (pod.bridge or pod.host_interface) if pod and isinstance(flow.source, PodPlace) else ""
+def _arriving(flow: Flow) -> Packet:
+    """Returns a flow's packet before its translation; a pod's arrives at the pod's bridge or host veth."""
+    source = flow.source
+    gate = source.pod.bridge or source.pod.host_interface if isinstance(source, PodPlace) else ""
     return Packet(flow.version, flow.source_address, flow.destination, flow.protocol, None, flow.port or None, iif=gate)
 
 
