@@ -85,24 +85,25 @@ class ResultCache:
     netns_paths: Mapping[Attachment, str]
     _files: frozenset[str]
     _results: Mapping[Attachment, object] = field(default_factory=dict)
-    _directory: str = RESULTS_DIR
+    _directories: tuple[str, ...] = (RESULTS_DIR,)
 
     @classmethod
-    def read(cls, network: str, directory: str = RESULTS_DIR) -> ResultCache:
+    def read(cls, network: str, directory: str = RESULTS_DIR, *others: str) -> ResultCache:
         """Reads `<directory>/<network>-<container id>-<ifname>` of every attachment; without a directory it is empty.
 
         Files are matched by their content, since names may contain "-"; attachments of unreadable and old files count
         as running.
         """
-        names = frozenset(_names(directory, network))
+        directories = (directory, *others)
+        names = frozenset(name for one in directories for name in _names(one, network))
         netns_paths = {}
         results = {}
-        for entry in read_entries(directory, network):
+        for entry in (entry for one in directories for entry in read_entries(one, network)):
             # Of attachments with the same name in several networks (`network` ""), one that may be running wins.
             if entry.attachment not in netns_paths or entry.may_be_running:
                 netns_paths[entry.attachment] = entry.netns
                 results[entry.attachment] = entry.result
-        return cls(network, netns_paths, names, results, directory)
+        return cls(network, netns_paths, names, results, directories)
 
     def list_other_addresses(self, attachment: Attachment) -> frozenset[Address]:
         """Returns the known addresses of the container's other interfaces that may be running."""
@@ -148,7 +149,7 @@ class ResultCache:
 
     def _presence(self, known: Attachment) -> Presence:
         on_host = _host_interfaces(self._results.get(known), known.ifname)
-        return get_presence(self.netns_paths[known], on_host, lambda: _namespaces(self._directory))
+        return get_presence(self.netns_paths[known], on_host, lambda: _namespaces(*self._directories))
 
     def _is_of(self, attachment: Attachment, name: str) -> bool:
         """Returns whether a file name may be the attachment's."""
@@ -194,9 +195,9 @@ def _netns_in_result(result: object, ifname: str) -> str:
     return ""
 
 
-def _namespaces(directory: str) -> Iterator[str]:
+def _namespaces(*directories: str) -> Iterator[str]:
     """Yields the namespace path of each cached attachment of all networks."""
-    return (entry.netns for entry in read_entries(directory))
+    return (entry.netns for directory in directories for entry in read_entries(directory))
 
 
 def _host_interfaces(result: object, ifname: str) -> HostInterfaces:

@@ -6,8 +6,9 @@ Verbs use the configuration that ADD had, which the cache keeps; the file in net
 from __future__ import annotations
 
 import binascii
+import errno
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -17,7 +18,8 @@ from attachment.presence import Presence
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from cni.result import Result, from_json
-from podwire import networks
+from podwire import multus, networks
+from podwire.layers import RUNTIME, Layer, describe_caches
 from podwire.lint.known import CONFINED
 from podwire.networks import Network
 
@@ -26,6 +28,7 @@ UNREAD_FIX = (
     "--container-id ID` and `podwire add` with the same arguments, which writes the entry again; delete the file only "
     "if the container is no longer running"
 )
+_CACHE_HINT = "set the runtime's cache with --cache-dir"
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class CachedAttachment:
     """An attachment of the cache: its file, namespace, configuration, arguments and result.
 
     `network` is None if the cache has no readable configuration; `result` is the JSON of ADD's result. `presence` is
-    what the paths of namespaces prove; node/presences.py also reads the kernel's interfaces.
+    what the paths of namespaces prove; node/presences.py also reads the kernel's interfaces. `layer` recorded it.
     """
 
     path: str
@@ -45,6 +48,7 @@ class CachedAttachment:
     cni_args: str = ""
     capability_args: Mapping[str, object] = field(default_factory=dict)
     result: object = None
+    layer: Layer = RUNTIME
 
     @property
     def may_be_running(self) -> bool:
@@ -66,6 +70,16 @@ class CachedAttachment:
         return self.network is not None and all(plugin["type"] == "loopback" for plugin in self.network.plugins)
 
     @property
+    def is_of_multus(self) -> bool:
+        """Whether its network is Multus, whose delegates' attachments describe the same interface."""
+        return self.network is not None and multus.find_multus(self.network.plugins) is not None
+
+    @property
+    def needs_file(self) -> bool:
+        """Whether a file of net.d should define its network: it is neither lo's, nor one that Multus runs."""
+        return not (self.is_loopback or self.layer.source)
+
+    @property
     def is_confined(self) -> bool:
         """Whether no packet leaves the pod by its interface, lo or a dummy: other pods may have the same addresses."""
         return self.network is not None and self.network.plugins[0]["type"] in CONFINED
@@ -79,20 +93,25 @@ class CachedAttachment:
         return f"{namespace}/{name}" if namespace and name else name
 
 
-def results_dir(cache_dir: str) -> str:
-    """Returns the directory of the cache in which libcni has a file for each attachment."""
-    return os.path.join(cache_dir, "results")
+def list_cached(layers: Sequence[Layer], network: str = "") -> list[CachedAttachment]:
+    """Returns the attachments of `network`, or ("") of all, in the order of the layers and of their files' names.
+
+    An interface is listed once: not as an attachment of Multus if that of its delegate is in Multus' cache.
+    """
+    cached = _read_all(layers, network)
+    if not any(one.is_of_multus for one in cached):
+        return cached
+    of_delegates = {one.attachment for one in (_read_all(layers) if network else cached) if not one.is_of_multus}
+    return [one for one in cached if not (one.is_of_multus and one.attachment in of_delegates)]
 
 
-def list_cached(cache_dir: str, network: str = "") -> Iterator[CachedAttachment]:
-    """Yields the attachments of `network`, or ("") of all, in the order of their files' names."""
-    for entry in cache.read_entries(results_dir(cache_dir), network):
-        yield _from_entry(entry)
+def _read_all(layers: Iterable[Layer], network: str = "") -> list[CachedAttachment]:
+    return [_from_entry(entry, layer) for layer in layers for entry in cache.read_entries(layer.results_dir, network)]
 
 
-def get_network(cache_dir: str, network: str) -> Network | None:
+def get_network(layers: Sequence[Layer], network: str) -> Network | None:
     """Returns the configuration that the newest attachment of a network had; None if there is none."""
-    cached = [one for one in list_cached(cache_dir, network) if one.network]
+    cached = [one for one in list_cached(layers, network) if one.network]
     return max(cached, key=age_key).network if cached else None
 
 
@@ -104,41 +123,56 @@ def age_key(one: CachedAttachment) -> tuple[int, str]:
         return 0, one.path
 
 
-def require_cache(cache_dir: str) -> None:
+def require_caches(layers: Iterable[Layer]) -> None:
     """Raises CniError(5) for a cache that cannot be read.
 
-    The default directory may be missing, as on a node without pods yet; a missing --cache-dir is a mistake.
+    The default directory and Multus' may be missing, as on a node without pods yet; a missing --cache-dir is a mistake.
     """
-    directory = results_dir(cache_dir)
-    try:
-        os.listdir(directory)
-    except FileNotFoundError as error:
-        if directory != cache.RESULTS_DIR:
-            hint = "set the runtime's cache with --cache-dir"
-            raise CniError(Code.IO_FAILURE, f"the cache {directory} does not exist", hint) from error
-    except OSError as error:
-        hint = (
-            "run podwire as root" if isinstance(error, PermissionError) else "set the runtime's cache with --cache-dir"
-        )
-        raise CniError(Code.IO_FAILURE, f"cannot read the cache {directory}: {error.strerror}", hint) from error
+    for layer in layers:
+        directory = layer.results_dir
+        try:
+            os.listdir(directory)
+        except FileNotFoundError as error:
+            if directory != cache.RESULTS_DIR and not layer.source:
+                raise CniError(Code.IO_FAILURE, f"the cache {directory} does not exist", _CACHE_HINT) from error
+        except OSError as error:
+            hint = "run podwire as root" if isinstance(error, PermissionError) else _CACHE_HINT
+            raise CniError(Code.IO_FAILURE, f"cannot read the cache {directory}: {error.strerror}", hint) from error
 
 
-def list_unreadable(cache_dir: str, cached: Iterable[CachedAttachment], network: str = "") -> list[str]:
-    """Returns the paths of the cache's files that are not among `cached` and still cannot be read now.
+def require_existing(layers: Sequence[Layer]) -> None:
+    """Raises CniError(5) if no cache exists, or one cannot be read: then every attachment would count as garbage."""
+    require_caches(layers)
+    if not any(os.path.isdir(layer.results_dir) for layer in layers):
+        hint = f"without the cache every attachment would count as garbage; {_CACHE_HINT}"
+        msg = f"cannot read the cache {describe_caches(layers)}: {os.strerror(errno.ENOENT)}"
+        raise CniError(Code.IO_FAILURE, msg, hint)
+
+
+def list_unreadable(layers: Iterable[Layer], cached: Iterable[CachedAttachment], network: str = "") -> list[str]:
+    """Returns the paths of the caches' files that are not among `cached` and still cannot be read now.
 
     They are unreadable, truncated, or in the format before CNI 0.8. Runtimes may write and remove files meanwhile.
     """
-    directory = results_dir(cache_dir)
+    known_paths = {one.path for one in cached}
+    names = [(layer.results_dir, name) for layer in layers for name in _list_names(layer.results_dir)]
+    chosen = (pair for pair in names if not network or pair[1].startswith(f"{network}-"))
+    paths = (path for pair in chosen if (path := os.path.join(*pair)) not in known_paths)
+    return [path for path in paths if read(path) is None and os.path.lexists(path)]
+
+
+def describe_undelegated(known: Iterable[CachedAttachment]) -> list[str]:
+    """Returns a description of the attachments behind Multus that no cache has, [] for none."""
+    ids = [one.attachment.container_id for one in known if one.is_of_multus and one.may_be_running]
+    more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
+    return [f"the networks of container {ids[0]}{more}: Multus attached it, and its cache has no entry"] if ids else []
+
+
+def _list_names(directory: str) -> list[str]:
     try:
-        names = sorted(os.listdir(directory))
+        return sorted(name for name in os.listdir(directory) if not name.startswith("."))
     except OSError:
         return []
-    known_paths = {one.path for one in cached}
-    candidates = (
-        name for name in names if not name.startswith(".") and (not network or name.startswith(f"{network}-"))
-    )
-    paths = (path for name in candidates if (path := os.path.join(directory, name)) not in known_paths)
-    return [path for path in paths if read(path) is None and os.path.lexists(path)]
 
 
 def parse_file_name(path: str, network: str) -> Iterator[Attachment]:
@@ -154,10 +188,10 @@ def parse_file_name(path: str, network: str) -> Iterator[Attachment]:
 def read(path: str) -> CachedAttachment | None:
     """Reads the attachment of one file; None if it does not exist or cannot be read."""
     entry = cache.read_entry(path)
-    return _from_entry(entry) if entry else None
+    return _from_entry(entry, Layer(os.path.dirname(os.path.dirname(path)))) if entry else None
 
 
-def _from_entry(entry: CacheEntry) -> CachedAttachment:
+def _from_entry(entry: CacheEntry, layer: Layer) -> CachedAttachment:
     capability_args = entry.content.get("capabilityArgs")
     return CachedAttachment(
         entry.path,
@@ -169,6 +203,7 @@ def _from_entry(entry: CacheEntry) -> CachedAttachment:
         _cni_args(entry.content.get("cniArgs")),
         capability_args if isinstance(capability_args, dict) else {},
         entry.result,
+        layer,
     )
 
 

@@ -17,14 +17,16 @@ from typing import TypeVar
 
 from cni.errors import CniError, Code
 from cni.skel import Plugin
+from ipam.host_local.conf import DATA_DIR
 from podwire import runtimes
+from podwire.layers import CACHE_DIR, Layer, read_layers
+from podwire.node.records import Directories
 from podwire.output import Output, Progress
 from podwire.table import wrap
 
 # The runtimes' default directories, and cnitool's variables.
 CONF_DIR, CONF_DIR_VARIABLE = "/etc/cni/net.d", "NETCONFPATH"
 BIN_DIR, BIN_DIR_VARIABLE = "/opt/cni/bin", "CNI_PATH"
-CACHE_DIR = "/var/lib/cni"
 _Parser = TypeVar("_Parser", bound=ArgumentParser)
 _COLUMNS = re.compile(r".*\S {2,}| *")  # of a line: what stands before its last column
 
@@ -151,13 +153,26 @@ def bin_dirs(context: Context, options: Namespace) -> tuple[str, ...]:
 
 
 def add_cache_dir(parser: ArgumentParser) -> None:
-    """Adds --cache-dir, read as `options.cache_dir`: the directory that has libcni's `results`."""
+    """Adds --cache-dir, the directory that has libcni's `results`; `layers` reads it."""
     parser.add_argument(
         "--cache-dir",
         metavar="DIR",
-        default=CACHE_DIR,
-        help=f"libcni's cache, whose `results` lists every attachment ({CACHE_DIR})",
+        action="append",
+        default=[],
+        help=f"a runtime's cache, whose `results` lists its attachments; repeatable ({CACHE_DIR}). That of Multus is "
+        "read in addition, if the directory of network configurations has one",
     )
+
+
+def layers(context: Context, options: Namespace) -> tuple[Layer, ...]:
+    """Returns the layers that attach this node's pods; the first one's cache is written by `podwire add`."""
+    return read_layers(conf_dir(context, options), options.cache_dir or [CACHE_DIR])
+
+
+def places(context: Context, options: Namespace) -> Directories:
+    """Returns the directories to read."""
+    data_dir = getattr(options, "data_dir", DATA_DIR)
+    return Directories(conf_dir(context, options), layers(context, options), data_dir)
 
 
 def add_json(parser: ArgumentParser) -> None:

@@ -24,6 +24,6 @@ def list_files(env: Mapping[str, str], directories: Directories) -> list[str]:
 def _configured(directories: Directories) -> Iterator[str]:
     """Yields the log files of the networks in net.d and in the cache."""
     configured = [file.network for file in networks.read_directory(directories.conf_dir)]
-    cached = [one.network for one in attachments.list_cached(directories.cache_dir)]
+    cached = [one.network for one in attachments.list_cached(directories.layers)]
     for network in (*configured, *cached):
         yield from (str(plugin[_KEY]) for plugin in (network.plugins if network else ()) if plugin.get(_KEY))

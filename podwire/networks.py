@@ -10,13 +10,14 @@ file is the pod network. libcni (podman, cnitool) looks for a name in *.conflist
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from cni import gojson, versions
 from cni.conf import LISTED_AT, VALID_NAME, Attachment, NetConf
 from cni.errors import CniError, Code
 from cni.fields import Fields
+from podwire import multus
 from podwire.lint import positions
 from podwire.lint.known import nearest
 from process import files
@@ -80,11 +81,15 @@ class Network:
 
 @dataclass(frozen=True)
 class NetworkFile:
-    """A file of net.d: its network, or the problem that keeps runtimes from using it."""
+    """A file of net.d: its network, or the problem that keeps runtimes from using it.
+
+    `delegates` are the networks inside it that Multus attaches pods to, but not those that another file also defines.
+    """
 
     path: str
     network: Network | None = None
     problem: CniError | None = field(default=None, compare=False)
+    delegates: tuple[NetworkFile, ...] = ()
 
     @property
     def is_hidden(self) -> bool:
@@ -103,14 +108,25 @@ def read_directory(directory: str) -> tuple[NetworkFile, ...]:
         return ()
     except OSError as error:
         raise CniError(Code.IO_FAILURE, f"cannot read {directory}: {error.strerror}") from error
-    return tuple(read_file(os.path.join(directory, name)) for name in names)
+    network_files = tuple(read_file(os.path.join(directory, name)) for name in names)
+    return tuple(
+        replace(file, delegates=tuple(one for one in file.delegates if not _is_copy(one, network_files)))
+        for file in network_files
+    )
+
+
+def with_delegates(network_files: Iterable[NetworkFile]) -> Iterator[NetworkFile]:
+    """Yields the files, each followed by the delegates in it."""
+    for file in network_files:
+        yield file
+        yield from file.delegates
 
 
 def read_file(path: str) -> NetworkFile:
     """Reads one file; an error becomes its `problem`."""
     try:
-        text = files.read(path, gojson.MAX_BYTES)
-        return NetworkFile(path, parse(text, path))
+        network = parse(files.read(path, gojson.MAX_BYTES), path)
+        return NetworkFile(path, network, delegates=tuple(_read_delegates(network)))
     except OSError as error:
         return NetworkFile(path, problem=CniError(Code.IO_FAILURE, f"cannot be read: {error.strerror}"))
     except ValueError as error:
@@ -124,7 +140,10 @@ def parse(text: bytes, path: str) -> Network:
 
     Like libcni it refuses a list in a .conf or .json file, and a single plugin in a .conflist file.
     """
-    items = positions.loads(text)
+    return _build(positions.loads(text), path)
+
+
+def _build(items: object, path: str) -> Network:
     if not isinstance(items, dict):
         raise CniError(Code.DECODING_FAILURE, "it is not a JSON object")
     fields = Fields(items, context="network configuration")
@@ -156,9 +175,11 @@ def get_network(directory: str, name: str) -> Network:
 
 
 def by_name(network_files: Iterable[NetworkFile]) -> dict[str, Network]:
-    """Returns a mapping of names to the networks that libcni finds by them: *.conflist first."""
+    """Returns a mapping of names to networks: Multus' delegates, then as libcni finds them, *.conflist first."""
     networks: dict[str, Network] = {}
-    for file in sorted(network_files, key=lambda file: not file.path.endswith(".conflist")):
+    by_suffix = sorted(network_files, key=lambda file: not file.path.endswith(".conflist"))
+    delegates = [delegate for file in by_suffix for delegate in file.delegates]
+    for file in (*delegates, *by_suffix):
         if file.network:
             networks.setdefault(file.network.name, file.network)
     return networks
@@ -169,12 +190,33 @@ def unknown_network(name: str, directory: str, network_files: Iterable[NetworkFi
     known = by_name(network_files)
     likely = nearest(name, [*known])
     guess = f'did you mean "{likely}"? ' if likely else ""
-    broken = "".join(f"; {file.path}: {file.problem.msg}" for file in network_files if file.problem)
+    broken = "".join(f"; {file.path}: {file.problem.msg}" for file in with_delegates(network_files) if file.problem)
     return CniError(
         Code.INVALID_NETWORK_CONFIG,
         f'there is no network "{name}" in {directory}',
         f"{guess}networks there: {', '.join(known) or 'none'}{broken}",
     )
+
+
+def _read_delegates(network: Network) -> Iterator[NetworkFile]:
+    """Yields the networks to which Multus delegates, if one of the plugins is Multus."""
+    plugin = multus.find_multus(network.plugins)
+    if plugin is None:
+        return
+    if path := multus.cluster_network_file(plugin):
+        yield read_file(path)
+    for number, items in multus.list_delegates(plugin):
+        try:
+            yield NetworkFile(network.path, replace(_build(items, ""), path=network.path))
+        except CniError as error:
+            problem = CniError(error.code, f"delegates[{number}]: {error.msg}", error.details)
+            yield NetworkFile(network.path, problem=problem)
+
+
+def _is_copy(delegate: NetworkFile, network_files: Iterable[NetworkFile]) -> bool:
+    """Returns whether a file defines the same network: Multus' daemon copies the cluster's into its configuration."""
+    networks = [replace(file.network, path="") for file in network_files if file.network]
+    return delegate.network is not None and replace(delegate.network, path="") in networks
 
 
 def _declared(plugin: Mapping[str, object]) -> list[str]:

@@ -6,7 +6,7 @@ refused while such pods run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from shlex import quote
@@ -15,6 +15,7 @@ from cni.errors import CniError, Code
 from cni.fields import Fields
 from ipam.host_local.ranges import Range
 from podwire import attachments, networks
+from podwire.layers import Layer
 from podwire.networks import Network
 from podwire.node.records import host_local_pools
 
@@ -46,13 +47,13 @@ class RangeChange:
             )
 
 
-def find(new: Network, conf_dir: str, cache_dir: str) -> RangeChange | None:
+def find(new: Network, conf_dir: str, layers: Sequence[Layer]) -> RangeChange | None:
     """Returns how the ranges of `new` differ from those in `conf_dir`, or else from running pods' ranges.
 
     None if they are the same or there is nothing to compare. Raises CniError(5).
     """
     configured = networks.by_name(networks.read_directory(conf_dir)).get(new.name)
-    running = [one for one in attachments.list_cached(cache_dir, new.name) if one.may_be_running]
+    running = [one for one in attachments.list_cached(layers, new.name) if one.may_be_running]
     old = configured or next((one.network for one in running if one.network), None)
     if old is None:
         return None

@@ -62,7 +62,9 @@ class Sources:
     def parts(self) -> Iterator[ReportPart]:
         """Yields all parts; those from which secrets are left out come first."""
         yield from self._files("net.d", self.directories.conf_dir, self.redaction.redact_conf)
-        yield from self._files("cache", attachments.results_dir(self.directories.cache_dir), self._redact_cache)
+        for layer in self.directories.layers:
+            name = "multus-cache" if layer.source else "cache"
+            yield from self._files(name, layer.results_dir, self._redact_cache)
         yield ReportPart("node/sysctls.txt", self._sysctls)
         yield from self._commands()
         yield ReportPart("stores.txt", self._limited(self._stores))
@@ -99,7 +101,7 @@ class Sources:
         cached = self._strings(
             lambda: [
                 text
-                for one in attachments.list_cached(self.directories.cache_dir)
+                for one in attachments.list_cached(self.directories.layers)
                 for text in (one.network_name, *one.attachment, one.pod, one.netns)
             ]
         )
@@ -126,14 +128,15 @@ class Sources:
 
     def _commands(self) -> Iterator[ReportPart]:
         """Yields the output of the tool's own commands, for readers and for programs."""
-        conf, cache = f"--conf-dir={self.directories.conf_dir}", f"--cache-dir={self.directories.cache_dir}"
+        conf = f"--conf-dir={self.directories.conf_dir}"
+        cache = [f"--cache-dir={layer.cache_dir}" for layer in self.directories.layers if not layer.source]
         data, plugins = f"--data-dir={self.directories.data_dir}", f"--bin-dir={':'.join(self.bin_dirs)}"
         for name, words in {
-            "doctor": ["doctor", "--all", conf, cache, plugins],
-            "show": ["show", conf, cache, data],
+            "doctor": ["doctor", "--all", conf, *cache, plugins],
+            "show": ["show", conf, *cache, data],
             "lint": ["lint", conf, plugins],
-            "ipam-list": ["ipam", "list", conf, cache, data],
-            "ipam-verify": ["ipam", "verify", conf, cache, data],
+            "ipam-list": ["ipam", "list", conf, *cache, data],
+            "ipam-verify": ["ipam", "verify", conf, *cache, data],
             "version": ["version", conf, plugins],
         }.items():
             for suffix, more in (("txt", []), ("json", ["--json"])):

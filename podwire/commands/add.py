@@ -63,7 +63,7 @@ def _attach(context: Context, options: Namespace, network: Network, netns: str) 
 
 def _try_in_copy(context: Context, options: Namespace, network: Network, pod: PodArgs) -> Status:
     runtime = build_runtime(context, options, dry_run=True)
-    copy = dry_run.enter(network, options.cache_dir)
+    copy = dry_run.enter(network, *(layer.cache_dir for layer in runtime.layers))
     runtime.serve = dry_run.runner_in(context.plugins, copy)
     runtime.report = lambda step: printing.print_plan(context.out, dry_run.renamed(step, copy, pod.netns))
     print_header(context, network, pod)

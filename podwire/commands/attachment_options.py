@@ -8,7 +8,7 @@ from functools import partial
 from cni import skel
 from cni.conf import Attachment
 from podwire.attachments import CachedAttachment
-from podwire.command import Context, add_bin_dir, add_cache_dir, add_conf_dir, add_json, bin_dirs
+from podwire.command import Context, add_bin_dir, add_cache_dir, add_conf_dir, add_json, bin_dirs, layers
 from podwire.networks import Network
 from podwire.verbs import explain, printing, target
 from podwire.verbs.invoke import PodArgs, execute
@@ -82,7 +82,7 @@ def build_runtime(context: Context, options: Namespace, *, dry_run: bool = False
     if getattr(options, "explain", False) and not dry_run:
         serve, report = explain.execute_with_log, partial(explain.print_explained, context.out)
     path = bin_dirs(context, options)
-    return PluginRunner(path, context.env, options.cache_dir, serve, report, writes=not dry_run)
+    return PluginRunner(path, context.env, layers(context, options), serve, report, writes=not dry_run)
 
 
 def build_pod(context: Context, options: Namespace, known: CachedAttachment | None) -> PodArgs:
@@ -118,7 +118,9 @@ def find_known(context: Context, options: Namespace) -> CachedAttachment | None:
     """Returns the attachment in the cache that the options name; None if there is none."""
     netns = target.namespace_path(options.netns) if options.netns else ""
     ifname = interface_name(context, options)
-    return target.find_attachment(options.cache_dir, options.network, ifname, netns=netns, name=options.container_id)
+    return target.find_attachment(
+        layers(context, options), options.network, ifname, netns=netns, name=options.container_id
+    )
 
 
 def print_header(context: Context, network: Network, pod: PodArgs) -> None:

@@ -17,8 +17,8 @@ from podwire.bugreport import archive
 from podwire.bugreport.limits import PartError
 from podwire.bugreport.parts import ReportPart, Sources
 from podwire.bugreport.redaction import Redaction
-from podwire.command import Command, Context, Status, add_bin_dir, add_json, bin_dirs, require_root
-from podwire.commands.show import add_places, places
+from podwire.command import Command, Context, Status, add_bin_dir, add_json, bin_dirs, places, require_root
+from podwire.commands.show import add_places
 from podwire.output import Cell, format_time, plural
 from process.version import __version__
 

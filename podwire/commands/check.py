@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from cni.errors import CniError, Code
 from podwire import networks
-from podwire.command import Command, Context, Status, conf_dir, require_root
+from podwire.command import Command, Context, Status, conf_dir, layers, require_root
 from podwire.commands.attachment_options import (
     JSON,
     KNOWN,
@@ -20,6 +20,7 @@ from podwire.commands.attachment_options import (
     print_outcome,
     require_valid_options,
 )
+from podwire.layers import describe_caches
 from podwire.verbs import network_list, target
 
 
@@ -30,10 +31,11 @@ def _check(context: Context, options: Namespace) -> Status:
     network = (known and known.network) or networks.get_network(conf_dir(context, options), options.network)
     if known is None or known.result is None:
         ifname = interface_name(context, options)
+        caches = describe_caches(layers(context, options))
         raise CniError(
             Code.UNKNOWN_CONTAINER,
             f'the cache has no attachment of {options.netns}, {ifname}, to "{options.network}"',
-            f"podwire show lists the attachments; the cache is {options.cache_dir}/results (--cache-dir)",
+            f"podwire show lists the attachments; the cache is {caches} (--cache-dir)",
         )
     pod = build_pod(context, options, known)
     target.require_namespace(pod.netns)

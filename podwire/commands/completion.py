@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from cni.errors import CniError
 from kernel.netns import NAMED
 from podwire import attachments, networks
-from podwire.command import CACHE_DIR, CONF_DIR, CONF_DIR_VARIABLE, Command, Context, Status
+from podwire.command import CONF_DIR, CONF_DIR_VARIABLE, Command, Context, Status
 from podwire.command_tree import command_tree, completions
+from podwire.layers import CACHE_DIR, Layer, read_layers
 
 _BASH = """\
 _podwire() {
@@ -51,9 +52,10 @@ def _complete(context: Context, options: Namespace) -> Status:
         context.out.print_block(_SCRIPTS[options.what])
         return Status.FINE
     words = options.word[1:] if options.word[:1] == ["--"] else options.word
+    directory = _option(words, "--conf-dir") or context.env.get(CONF_DIR_VARIABLE) or CONF_DIR
     sources = {
-        "NETWORK": lambda: _networks(_option(words, "--conf-dir") or context.env.get(CONF_DIR_VARIABLE) or CONF_DIR),
-        "POD": lambda: _pods(_option(words, "--cache-dir") or CACHE_DIR),
+        "NETWORK": lambda: _networks(directory),
+        "POD": lambda: _pods(read_layers(directory, [_option(words, "--cache-dir") or CACHE_DIR])),
         "NETNS": _namespaces,
         "PLUGIN": lambda: sorted(context.plugins),
         "COMMAND": lambda: [command.words.rpartition(" ")[2] for command in command_tree(context.parser).below],
@@ -73,14 +75,14 @@ def _option(words: Sequence[str], name: str) -> str:
 
 def _networks(directory: str) -> list[str]:
     try:
-        return [file.network.name for file in networks.read_directory(directory) if file.network]
+        return [*networks.by_name(networks.read_directory(directory))]
     except CniError:
         return []
 
 
-def _pods(cache_dir: str) -> list[str]:
-    """Returns the names of the pods in the runtime's cache, of those without a name their containers' IDs."""
-    cached = (one for one in attachments.list_cached(cache_dir) if not one.is_loopback)
+def _pods(layers: Sequence[Layer]) -> list[str]:
+    """Returns the names of the pods in the caches, of those without a name their containers' IDs."""
+    cached = (one for one in attachments.list_cached(layers) if not one.is_loopback)
     return sorted({one.pod or one.attachment.container_id for one in cached})
 
 

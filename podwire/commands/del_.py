@@ -20,6 +20,7 @@ from podwire.commands.attachment_options import (
     print_outcome,
     require_valid_options,
 )
+from podwire.layers import describe_caches
 from podwire.verbs import network_list, target
 
 
@@ -39,7 +40,7 @@ def _del(context: Context, options: Namespace) -> Status:
     print_outcome(context, runtime, network, pod)
     if not known:
         context.out.print(
-            f"the cache has no such attachment ({options.cache_dir}/results): podwire show lists all attachments"
+            f"the cache has no such attachment ({describe_caches(runtime.layers)}): podwire show lists all attachments"
         )
     if known and options.dry_run and not runtime.failed:
         context.out.print(f"{known.path} would be removed")

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from cni.errors import Code
 from podwire.command import (
-    CACHE_DIR,
     Command,
     Context,
     Status,
@@ -21,8 +20,8 @@ from podwire.command import (
     add_conf_dir,
     add_json,
     bin_dirs,
-    conf_dir,
     exit_status,
+    places,
     require_root,
 )
 from podwire.doctor import fixing, packets
@@ -30,7 +29,7 @@ from podwire.doctor.checks import run_checks
 from podwire.doctor.finding import UNSEEN, Check, Finding, Severity
 from podwire.doctor.node import Node
 from podwire.doctor.packets import Packets
-from podwire.node.records import Directories
+from podwire.layers import CACHE_DIR
 from podwire.output import Cell, Output, plural
 
 _STYLES = {Severity.PROBLEM: "bad", Severity.WARNING: "warning", Severity.NOTE: "bold", Severity.OK: "good"}
@@ -91,9 +90,8 @@ def _check(context: Context, options: Namespace) -> Findings:
     node = Node(
         context.plugins,
         context.env,
-        conf_dir(context, options),
+        places(context, options),
         bin_dirs(context, options),
-        options.cache_dir,
         options.network,
         _directory_options(options),
     )
@@ -110,7 +108,7 @@ def _fix(context: Context, options: Namespace) -> Findings:
         raise UsageError(Code.INVALID_ENVIRONMENT, "--fix asks and prints text, so --json cannot be used with it")
     require_root(context, "doctor --fix")
     answers = None if options.yes else sys.stdin
-    directories = Directories(conf_dir(context, options), options.cache_dir)
+    directories = places(context, options)
 
     def send(finding: Finding) -> Packets:
         return packets.send(directories, finding)
@@ -118,10 +116,10 @@ def _fix(context: Context, options: Namespace) -> Findings:
     return fixing.fix(lambda: _check(context, options), send, context.out, answers, context.env)
 
 
-def _directory_options(options: Namespace) -> dict[str, str]:
+def _directory_options(options: Namespace) -> list[tuple[str, str]]:
     """Returns the directory options whose values differ from the defaults."""
-    cache_dir = options.cache_dir if options.cache_dir != CACHE_DIR else ""
-    return {"--conf-dir": options.conf_dir, "--bin-dir": options.bin_dir, "--cache-dir": cache_dir}
+    cache_dirs = [("--cache-dir", path) for path in options.cache_dir if path != CACHE_DIR]
+    return [("--conf-dir", options.conf_dir), ("--bin-dir", options.bin_dir), *cache_dirs]
 
 
 def _json(check: Check, finding: Finding) -> dict[str, object]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from argparse import ArgumentParser, Namespace
 
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from podwire import attachments, networks
 from podwire.attachments import CachedAttachment
-from podwire.command import Command, Context, Status, conf_dir, require_root
+from podwire.command import Command, Context, Status, conf_dir, layers, places, require_root
 from podwire.commands.attachment_options import add_dry_run, add_explain, add_options, build_runtime
 from podwire.flannel import is_flannel
+from podwire.layers import Layer
 from podwire.networks import Network
 from podwire.node import release
 from podwire.node.inspection import read_snapshot
-from podwire.node.records import Directories
 from podwire.node.reservations import ReservationState, state_of
 from podwire.output import plural
 from podwire.verbs import network_list, running_attachments
@@ -24,19 +23,19 @@ from podwire.verbs.network_list import PluginRunner
 from podwire.verbs.running_attachments import RunningAttachments
 
 _LISTED = 5  # released addresses
+_UNDELEGATED_HINT = "set Multus' cache with --cache-dir, or delete and create the pod again"
 
 
 def _gc(context: Context, options: Namespace) -> Status:
     require_root(context, "gc")
     network = _get_network(context, options)
-    known = list(attachments.list_cached(options.cache_dir, network.name))
-    _require_readable_cache(options.cache_dir, known, network.name)
+    where = places(context, options)
+    known = attachments.list_cached(where.layers, network.name)
+    _require_readable_caches(where.layers, known, network.name)
     if not (options.all or network.disable_gc):
-        running_attachments.require_witness(known, attachments.results_dir(options.cache_dir), network.name)
+        running_attachments.require_witness(known, where.layers, network.name)
     runtime = build_runtime(context, options, dry_run=options.dry_run)
-    running = RunningAttachments.read(
-        Directories(conf_dir(context, options), options.cache_dir), network.name, options.force
-    )
+    running = RunningAttachments.read(where, network.name, options.force)
     if not network.disable_gc:
         running.require_proof()
     gone = [one for one in known if running.is_gone(one)]
@@ -69,7 +68,7 @@ def _get_network(context: Context, options: Namespace) -> Network:
     try:
         return networks.get_network(conf_dir(context, options), options.network)
     except CniError:
-        network = attachments.get_network(options.cache_dir, options.network)
+        network = attachments.get_network(layers(context, options), options.network)
         if network is None:
             raise
     context.out.print(
@@ -114,7 +113,7 @@ def _release_addresses(running: RunningAttachments, *, dry_run: bool) -> list[st
     gone = [item for item in reserved if state_of(snapshot, item) is ReservationState.GONE]
     if dry_run:
         return [item.file.name for item in gone]
-    outcomes = release.release(snapshot, gone, running.places.cache_dir, force=False)
+    outcomes = release.release(snapshot, gone, force=False)
     return [outcome.item.file.name for outcome in outcomes if not outcome.reason]
 
 
@@ -130,15 +129,12 @@ def _print_plugins_without_gc(
         context.out.print(f"{verb} {addresses} of containers that are no longer running: {listed}")
 
 
-def _require_readable_cache(cache_dir: str, known: list[CachedAttachment], network: str) -> None:
-    """Raises CniError(5) when a file of the cache cannot be read: GC would remove its attachment."""
-    results = attachments.results_dir(cache_dir)
-    try:
-        os.listdir(results)
-    except OSError as error:
-        hint = "without the cache every attachment would count as garbage; set the runtime's cache with --cache-dir"
-        raise CniError(Code.IO_FAILURE, f"cannot read the cache {results}: {error.strerror}", hint) from error
-    if unread := attachments.list_unreadable(cache_dir, known, network):
+def _require_readable_caches(layers: tuple[Layer, ...], known: list[CachedAttachment], network: str) -> None:
+    """Raises CniError(5) when a file of the caches cannot be read: GC would remove its attachment."""
+    attachments.require_existing(layers)
+    if missing := attachments.describe_undelegated(attachments.list_cached(layers)):
+        raise CniError(Code.IO_FAILURE, f"{missing[0]}: its attachments would count as garbage", _UNDELEGATED_HINT)
+    if unread := attachments.list_unreadable(layers, known, network):
         msg = f"cannot read {unread[0]}: its attachment would count as garbage"
         raise CniError(Code.IO_FAILURE, msg, attachments.UNREAD_FIX)
 

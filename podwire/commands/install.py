@@ -26,8 +26,10 @@ from podwire.command import (
     add_cache_dir,
     add_conf_dir,
     conf_dir,
+    layers,
 )
 from podwire.installing import PACKAGE_FIX, Directory, Manifest, filesystem_error, is_packaged, write_atomically
+from podwire.layers import Layer
 from podwire.lint import positions
 from podwire.output import plural
 from podwire.renumbering import RangeChange
@@ -67,6 +69,7 @@ Pods keep running; the restored plugins run their DEL, since rules, files and se
 def _add_directory(parser: ArgumentParser) -> None:
     parser.add_argument("--bin-dir", metavar="DIR", default=BIN_DIR, help=f"the directory of plugins ({BIN_DIR})")
     parser.add_argument("--dry-run", action="store_true", help="print the changes and make none")
+    add_conf_dir(parser)
     add_cache_dir(parser)
 
 
@@ -80,7 +83,6 @@ def _add_install(parser: ArgumentParser) -> None:
     subnets.add_argument("--node", metavar="FILE", help="the file of the Node object (JSON) that has the podCIDRs")
     force = "overwrite an existing file, keeping a copy FILE.podwire-backup, and change addresses while pods run"
     parser.add_argument("--force", action="store_true", help=force)
-    add_conf_dir(parser)
 
 
 def _install(context: Context, options: Namespace) -> Status:
@@ -92,7 +94,7 @@ def _install(context: Context, options: Namespace) -> Status:
     )
     change = None
     if content is not None:
-        change = renumbering.find(networks.parse(content, path), os.path.dirname(path), options.cache_dir)
+        change = renumbering.find(networks.parse(content, path), os.path.dirname(path), layers(context, options))
         if not options.force:
             _refuse_overwriting(directory, path, content)
             if change:
@@ -162,7 +164,7 @@ def _uninstall(context: Context, options: Namespace) -> Status:
         directory.remove_links(links)
     finally:
         _print_actions(context, directory)
-    if number := _count_dependent_pods(directory, options.cache_dir):
+    if number := _count_dependent_pods(directory, layers(context, options)):
         text = "their DEL fails until their plugins are there again: podwire install"
         context.out.print(f"{plural(number, 'attachment')} may be running, and {text}")
     for path in dict.fromkeys(map(os.path.realpath, (BIN_DIR, *runtimes.list_bin_dirs(context.env)))):
@@ -173,9 +175,9 @@ def _uninstall(context: Context, options: Namespace) -> Status:
     return Status.FINE
 
 
-def _count_dependent_pods(directory: Directory, cache_dir: str) -> int:
+def _count_dependent_pods(directory: Directory, caches: Sequence[Layer]) -> int:
     """Returns the number of attachments that may be running, and of which a plugin was removed."""
-    running = (one for one in attachments.list_cached(cache_dir) if one.presence is not Presence.GONE and one.network)
+    running = (one for one in attachments.list_cached(caches) if one.presence is not Presence.GONE and one.network)
     kinds = ([str(plugin["type"]) for plugin in one.network.plugins] for one in running if one.network)
     return sum(any(os.path.join(directory.path, kind) in directory.removed for kind in needed) for needed in kinds)
 

@@ -10,9 +10,19 @@ from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Callable
 
 from cni.errors import CniError, Code
-from podwire.command import Command, Context, Status, UsageError, add_json, add_parser, exit_status, require_root
+from podwire.command import (
+    Command,
+    Context,
+    Status,
+    UsageError,
+    add_json,
+    add_parser,
+    exit_status,
+    places,
+    require_root,
+)
 from podwire.commands import ipam_cluster, ipam_cluster_options
-from podwire.commands.show import add_places, places
+from podwire.commands.show import add_places
 from podwire.node import dhcp_leases, release, reservations
 from podwire.node.dhcp_leases import DhcpLease, LeaseState
 from podwire.node.inspection import read_snapshot
@@ -199,7 +209,7 @@ def _free(context: Context, options: Namespace) -> Status:
     network = _network(options)
     snapshot = read_snapshot(where, network, rules=False)
     chosen = _chosen(snapshot, options, network)
-    results = list(release.release(snapshot, chosen, where.cache_dir, force=options.force))
+    results = list(release.release(snapshot, chosen, force=options.force))
     freed = [item.to_json() for item in results if not item.reason]
     context.out.print_json({"freed": freed, "kept": [item.to_json() for item in results if item.reason]})
     _print_outcomes(context, results, where)

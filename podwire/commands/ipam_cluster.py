@@ -21,8 +21,7 @@ from podwire.cluster.answers import (
     read_cluster,
     read_local_report,
 )
-from podwire.command import Context, Status, UsageError, exit_status
-from podwire.commands.show import places
+from podwire.command import Context, Status, UsageError, exit_status, places
 from podwire.node import reservations
 from podwire.node.inspection import read_snapshot
 from podwire.node.reservations import ListedReservation, ReservationState

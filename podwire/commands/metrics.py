@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from cni import gojson
 from cni.errors import CniError, Code
 from podwire import logs
-from podwire.command import Command, Context, Status, UsageError, add_bin_dir, bin_dirs
-from podwire.commands.show import add_places, places
+from podwire.command import Command, Context, Status, UsageError, add_bin_dir, bin_dirs, places
+from podwire.commands.show import add_places
 from podwire.doctor.checks import run_checks
 from podwire.doctor.node import Node
 from podwire.metrics import exposition, node_metrics, verb_counts
@@ -57,7 +57,7 @@ def _run(context: Context, options: Namespace) -> Status:
 def _node(context: Context, options: Namespace) -> Iterator[Family]:
     directories, path = places(context, options), bin_dirs(context, options)
     context.progress.show("reading the node")
-    doctor = Node(context.plugins, context.env, directories.conf_dir, path, options.cache_dir, "", {})
+    doctor = Node(context.plugins, context.env, directories, path)
     node, snapshot = inspect_snapshot(directories, doctor.checker)
     context.progress.show("checking the node")
     return node_metrics.families(node, snapshot, run_checks(doctor))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cni import skel
 from podwire import attachments, networks
@@ -22,8 +22,10 @@ from podwire.command import (
     add_json,
     bin_dirs,
     conf_dir,
+    layers,
     require_root,
 )
+from podwire.layers import Layer, describe_caches
 from podwire.output import Cell, Output, plural
 from podwire.repairing import (
     FAILED,
@@ -108,9 +110,10 @@ def _seconds(text: str) -> float:
 def _run(context: Context, options: Namespace) -> Status:
     skel.block_signals()
     require_root(context, "repair")
-    attachments.require_cache(options.cache_dir)
-    known = [*attachments.list_cached(options.cache_dir, options.network)]
-    unread = attachments.list_unreadable(options.cache_dir, known, options.network)
+    caches = layers(context, options)
+    attachments.require_caches(caches)
+    known = attachments.list_cached(caches, options.network)
+    unread = attachments.list_unreadable(caches, known, options.network)
     if options.network and not (known or unread):
         networks.get_network(conf_dir(context, options), options.network)
     repairer = Repairer(context.plugins, bin_dirs(context, options), context.env, options.dry_run)
@@ -128,7 +131,7 @@ def _run(context: Context, options: Namespace) -> Status:
         path for path in unread if os.path.lexists(path) and attachments.read(path) is None
     ]  # unless it was deleted or completed meanwhile
     context.progress.clear()
-    _sum_up(context.out, [*outcomes.values()], unread, options)
+    _sum_up(context.out, [*outcomes.values()], unread, options, caches)
     bad = any(outcome.state in (*_BAD, MISSING) for outcome in outcomes.values())
     return Status.WRONG if bad or unread else Status.FINE
 
@@ -150,7 +153,9 @@ def _print_outcome(out: Output, outcome: RepairOutcome, options: Namespace) -> N
     out.stream.flush()  # an operator is watching
 
 
-def _sum_up(out: Output, outcomes: list[RepairOutcome], unread: list[str], options: Namespace) -> None:
+def _sum_up(
+    out: Output, outcomes: list[RepairOutcome], unread: list[str], options: Namespace, caches: Sequence[Layer]
+) -> None:
     counts = Counter(outcome.state for outcome in outcomes)
     documents = [_as_json(outcome) for outcome in outcomes]
     out.print_json({"attachments": documents, "counts": dict(sorted(counts.items())), "unread": unread})
@@ -163,7 +168,7 @@ def _sum_up(out: Output, outcomes: list[RepairOutcome], unread: list[str], optio
         out.print(f"not repaired, since they are not podwire's plugins: {', '.join(foreign)}")
     if not outcomes:
         where = f" of network {options.network}" if options.network else ""
-        out.print(f"no attachments{where} in {options.cache_dir}/results")
+        out.print(f"no attachments{where} in {describe_caches(caches)}")
         return
     counts_in_words = Counter(_STATES[state].text.partition(":")[0].lower() for state in counts.elements())
     summary = ", ".join(f"{number} {words}" for words, number in sorted(counts_in_words.items()))

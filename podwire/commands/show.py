@@ -22,15 +22,14 @@ from podwire.command import (
     add_conf_dir,
     add_json,
     bin_dirs,
-    conf_dir,
     exit_status,
+    places,
 )
 from podwire.doctor.checks import run_checks
 from podwire.doctor.finding import Severity
 from podwire.doctor.node import Node
 from podwire.node.inspection import inspect_node
 from podwire.node.model import DOCUMENT, NodeInventory
-from podwire.node.records import Directories
 from podwire.output import Output
 from podwire.views import map_svg, page, selection, text
 from podwire.views.page import PageFinding
@@ -89,11 +88,6 @@ def add_places(parser: ArgumentParser) -> None:
     )
 
 
-def places(context: Context, options: Namespace) -> Directories:
-    """Returns the directories to read."""
-    return Directories(conf_dir(context, options), options.cache_dir, options.data_dir)
-
-
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("network", nargs="?", default="", metavar="NETWORK", help="show only this network")
     parser.add_argument(
@@ -143,8 +137,7 @@ def _run(context: Context, options: Namespace) -> Status:
 def _findings(context: Context, options: Namespace) -> tuple[PageFinding, ...]:
     """Returns doctor's findings, for the page."""
     context.progress.show("podwire doctor")
-    directories, path = places(context, options), bin_dirs(context, options)
-    doctor = Node(context.plugins, context.env, directories.conf_dir, path, options.cache_dir, options.network, {})
+    doctor = Node(context.plugins, context.env, places(context, options), bin_dirs(context, options), options.network)
     return tuple(
         PageFinding(finding.severity.value, check.group, finding.name, finding.subject, finding.text, finding.fix)
         for check, finding in run_checks(doctor)

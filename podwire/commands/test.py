@@ -18,13 +18,13 @@ from podwire.command import (
     add_cache_dir,
     add_conf_dir,
     add_json,
-    conf_dir,
     exit_status,
+    layers,
+    places,
     require_root,
 )
 from podwire.commands.trace import NEXT, print_suspect
 from podwire.node.inspection import read_snapshot
-from podwire.node.records import Directories
 from podwire.output import Cell, Output, plural
 from podwire.probe.run import PathState, Result, test_limits, test_pods
 from podwire.trace import outside, run
@@ -79,7 +79,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _run(context: Context, options: Namespace) -> Status:
     require_root(context, "test")
-    attachments.require_cache(options.cache_dir)
+    attachments.require_caches(layers(context, options))
     signals.block()
     run.delete_stale_tables()
     if options.every is None:
@@ -98,7 +98,7 @@ def _run(context: Context, options: Namespace) -> Status:
 
 def _round(context: Context, options: Namespace) -> Status:
     """Tests once, and prints the results."""
-    snapshot = read_snapshot(Directories(conf_dir(context, options), options.cache_dir), rules=False)
+    snapshot = read_snapshot(places(context, options), rules=False)
     unseen = [*snapshot.records.unread, *snapshot.kernel.unseen]
     results: list[Result] = []
     previous: Result | None = None

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cni.errors import Code
-from podwire.command import Command, Context, Status, UsageError, add_json
-from podwire.commands.show import add_places, places
+from podwire.command import Command, Context, Status, UsageError, add_json, places
+from podwire.commands.show import add_places
 from podwire.node.inspection import read_snapshot
 from podwire.node.model import AttachmentState, Pod, format_rate, short_id
 from podwire.node.snapshot import Snapshot

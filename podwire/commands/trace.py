@@ -12,12 +12,11 @@ from podwire.command import (
     add_cache_dir,
     add_conf_dir,
     add_json,
-    conf_dir,
     exit_status,
+    places,
     require_root,
 )
 from podwire.node.inspection import read_snapshot
-from podwire.node.records import Directories
 from podwire.output import Cell, Output
 from podwire.trace import destination, run
 from podwire.trace.outside import ExternalHost, joined
@@ -65,7 +64,7 @@ def _run(context: Context, options: Namespace) -> Status:
     require_root(context, "trace")
     desired = destination.parse(options.destination)
     run.delete_stale_tables()
-    snapshot = read_snapshot(Directories(conf_dir(context, options), options.cache_dir), rules=False)
+    snapshot = read_snapshot(places(context, options), rules=False)
     with Topology(snapshot) as topology, ExitStack() as stack:
         outer: ExternalHost | None = None
         if EXTERNAL in (options.pod, desired.host):

@@ -75,7 +75,7 @@ _HELD = Fault(
 
 def _ranges(node: Node) -> Iterator[Finding]:
     for item, store in _stores(node):
-        cache = partial(ResultCache.read, item.network.name, f"{node.cache_dir}/results")
+        cache = partial(ResultCache.read, item.network.name, *(layer.results_dir for layer in node.layers))
         try:
             if not store.exists():
                 continue

@@ -21,6 +21,7 @@ from podwire.attachments import CachedAttachment
 from podwire.doctor.finding import UNSEEN, UNSEEN_FIX, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, overlapping, types_of
 from podwire.doctor.run import Run
+from podwire.networks import with_delegates
 from podwire.output import plural
 from podwire.runtimes import CONF_DIR
 
@@ -103,7 +104,7 @@ def _files(node: Node) -> Iterator[Finding]:
         )
         return
     usable = [file for file in node.files if file.network]
-    for file in node.files:
+    for file in with_delegates(node.files):
         if file.problem and file.is_hidden:
             yield UNSEEN.finding(file.path, f"it {file.problem.msg}", UNSEEN_FIX)
         elif file.problem:
@@ -169,10 +170,9 @@ def _first(node: Node) -> Iterator[Finding]:
 
 
 def _forgotten(node: Node) -> Iterator[Finding]:
-    names = {file.network.name for file in node.files if file.network}
     counts: dict[str, int] = {}
     for one in node.running:
-        if one.network_name not in names and not _is_podmans_default(one):
+        if one.needs_file and one.network_name not in node.configured_names and not _is_podmans_default(one):
             counts[one.network_name] = counts.get(one.network_name, 0) + 1
     for name, number in counts.items():
         yield _FORGOTTEN.finding(

@@ -88,25 +88,25 @@ class Node(NetworkFacts):
         self,
         plugins: Mapping[str, Plugin],
         env: Mapping[str, str],
-        conf_dir: str,
+        directories: Directories,
         bin_dirs: tuple[str, ...],
-        cache_dir: str,
         network: str = "",
-        options: Mapping[str, str] | None = None,
+        options: Iterable[tuple[str, str]] = (),
     ) -> None:
         super().__init__()
         self.plugins = plugins
         self.env = env
-        self.conf_dir = conf_dir
+        self.directories = directories
+        self.conf_dir = directories.conf_dir
+        self.layers = directories.layers
         self.bin_dirs = bin_dirs
-        self.cache_dir = cache_dir
         self.network = network
         self.checker = Checker(plugins, env, bin_dirs)
-        self._options = options or {}
+        self._options = tuple(options)
 
     def command(self, name: str, network: str) -> Run:
         """Returns a command line of this tool for a network, for use as a fix."""
-        options = [f" {option} {quote(value)}" for option, value in self._options.items() if value]
+        options = [f" {option} {quote(value)}" for option, value in self._options if value]
         return Run(f"podwire {name} {quote(network)}{''.join(options)}")
 
     def find_plugin(self, kind: str) -> str:
@@ -135,14 +135,27 @@ class Node(NetworkFacts):
 
     @cached_property
     def networks(self) -> tuple[Network, ...]:
-        """The networks to check, sorted by path; of several with one name only the one that libcni finds."""
-        selected = [network for name, network in networks.by_name(self.files).items() if self.network in ("", name)]
+        """The networks to check, sorted by path: those in net.d, of several with one name only the one that pods get.
+
+        Those of NetworkAttachmentDefinitions are known by Multus' running attachments.
+        """
+        defined = {
+            one.network_name: replace(one.network, path=f"NetworkAttachmentDefinition {one.network_name}")
+            for one in attachments.list_cached(self.layers)
+            if one.layer.source and one.network and one.may_be_running
+        }
+        merged = {**defined, **networks.by_name(self.files)}
+        selected = (network for name, network in merged.items() if self.network in ("", name))
         return tuple(sorted(selected, key=lambda network: network.path))
+
+    @cached_property
+    def configured_names(self) -> frozenset[str]:
+        """The names of the networks that net.d defines."""
+        return frozenset(networks.by_name(self.files))
 
     def require_network(self) -> None:
         """Raises CniError(7) if the network is neither in net.d nor in the cache; an empty net.d is a finding."""
-        is_configured = any(file.network for file in self.files)
-        if self.network and is_configured and not (self.networks or self.known):
+        if self.network and self.configured_names and not (self.networks or self.known):
             raise networks.unknown_network(self.network, self.conf_dir, self.files)
 
     @cached_property
@@ -163,9 +176,9 @@ class Node(NetworkFacts):
 
         Raises CniError(5) if the cache cannot be read.
         """
-        attachments.require_cache(self.cache_dir)
-        cached = attachments.list_cached(self.cache_dir, self.network)
-        names = {self.network, *(file.network.name for file in self.files if file.network)}
+        attachments.require_caches(self.layers)
+        cached = attachments.list_cached(self.layers, self.network)
+        names = {self.network, *self.configured_names}
         return tuple(one for one in cached if one.network_name in names or not one.is_loopback)
 
     def presence(self, one: CachedAttachment) -> Presence:
@@ -185,7 +198,7 @@ class Node(NetworkFacts):
 
         It enters every namespace, which is slow: use it only if something looks stale by the cache alone.
         """
-        return read_snapshot(Directories(self.conf_dir, self.cache_dir), rules=False)
+        return read_snapshot(self.directories, rules=False)
 
     @cached_property
     def running(self) -> tuple[CachedAttachment, ...]:
@@ -213,7 +226,7 @@ class Node(NetworkFacts):
     @cached_property
     def unread(self) -> tuple[str, ...]:
         """The files of the cache that cannot be read as attachments."""
-        return tuple(attachments.list_unreadable(self.cache_dir, attachments.list_cached(self.cache_dir), self.network))
+        return tuple(attachments.list_unreadable(self.layers, attachments.list_cached(self.layers), self.network))
 
     def unseen(self, network: str) -> tuple[CachedAttachment, ...]:
         """Returns a network's attachments that may be running, but whose namespaces are missing at their paths."""

@@ -18,6 +18,7 @@ from podwire import attachments, runtimes
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import Interface, Node, mount_point, types_of
 from podwire.doctor.run import Run
+from podwire.layers import describe_caches
 from podwire.node.leaks import HOST_VETH
 from podwire.node.records import Reservation
 from podwire.output import plural
@@ -164,14 +165,15 @@ def _cache(node: Node) -> Iterator[Finding]:
     names = dict.fromkeys(one.network_name for one in node.known)
     gone = Counter(one.network_name for one in node.known if node.presence(one) is Presence.GONE)
     for name, number in gone.items():
-        text = f"the namespace of {plural(number, 'attachment')} in {node.cache_dir}/results no longer exists"
+        text = f"the namespace of {plural(number, 'attachment')} in {describe_caches(node.layers)} no longer exists"
         yield _GONE.finding(name, text, node.command("gc", name))
     unseen = {name: missing for name in names if (missing := node.unseen(name))}
     for name, missing in unseen.items():
         text = f"{plural(len(missing), 'attachment')} may be running, but {missing[0].netns} is missing here"
         yield _UNSEEN.finding(name, text, "run podwire on the node itself, not in a container")
     if node.known and not (gone or unseen or unread):
-        yield ok_finding("cache", f"{node.cache_dir}/results", f"{plural(len(node.known), 'attachment')}, all running")
+        attachments_text = plural(len(node.known), "attachment")
+        yield ok_finding("cache", describe_caches(node.layers), f"{attachments_text}, all running")
 
 
 def _unread(node: Node) -> dict[str, str]:
@@ -184,7 +186,7 @@ def _unread(node: Node) -> dict[str, str]:
         number = _reserved(item) or _ports(node, item)
         if number and item.network.name not in names:
             pods = f"{number} addresses or ports of its pods exist"
-            reasons[item.network.name] = f"{pods}, but {node.cache_dir}/results has no attachment of it"
+            reasons[item.network.name] = f"{pods}, but {describe_caches(node.layers)} has no attachment of it"
     return reasons
 
 
@@ -210,9 +212,12 @@ def _ports(node: Node, item: Interface) -> int:
 
 
 def _disk(node: Node) -> Iterator[Finding]:
-    directory = node.cache_dir
-    if not os.path.isdir(directory):
-        return
+    for directory in dict.fromkeys(layer.cache_dir for layer in node.layers):
+        if os.path.isdir(directory):
+            yield from _disk_of(directory)
+
+
+def _disk_of(directory: str) -> Iterator[Finding]:
     about = os.statvfs(directory)
     if about.f_flag & os.ST_RDONLY:
         yield _DISK.finding(

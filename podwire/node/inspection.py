@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from cni.address import Cidr
 from kernel.link import IFF_LOOPBACK, Link
-from podwire import attachments, networks
+from podwire import networks
 from podwire.checking import LIMIT_S, NETNS_NOT_VISIBLE, Checker, CheckOutcome
 from podwire.networks import NetworkFile
 from podwire.node import links
@@ -37,7 +37,7 @@ def read_snapshot(directories: Directories, network: str = "", *, rules: bool = 
         raise networks.unknown_network(network, directories.conf_dir, records.files)
     kernel = links.read_kernel(item.netns for item in records.cached if item.netns)
     owned_rules = rules_module.read_rules() if rules else Rules()
-    return Snapshot(records, kernel, owned_rules, attachments.results_dir(directories.cache_dir))
+    return Snapshot(records, kernel, owned_rules, directories.layers)
 
 
 def inspect_node(
@@ -118,37 +118,34 @@ def _networks(snapshot: Snapshot) -> Iterable[NodeNetwork]:
     counts: dict[str, int] = {}
     for pod in snapshot.pods:
         counts[pod.network] = counts.get(pod.network, 0) + 1
-    paths = {network.path for network in snapshot.records.networks.values()}
-    for file in snapshot.records.files:
-        yield _from_file(snapshot, file, counts, is_used=file.path in paths)
+    for file in networks.with_delegates(snapshot.records.files):
+        yield _from_file(snapshot, file, counts)
     rest = [
         *(pod.network for pod in snapshot.pods),
         *(pool.network for pool in snapshot.records.pools if pool.reservations),
     ]
     for name in dict.fromkeys(rest):
         if name not in snapshot.records.networks:
-            used = next(
-                (item.network for item in snapshot.records.cached if item.network_name == name and item.network), None
-            )
-            types = tuple(str(plugin["type"]) for plugin in used.plugins) if used else ()
+            known = [item for item in snapshot.records.cached if item.network_name == name and item.network]
+            used = known[0].network if known else None
             yield NodeNetwork(
                 name,
                 "",
-                types,
+                tuple(str(plugin["type"]) for plugin in used.plugins) if used else (),
                 bridge_names(used, snapshot.kernel),
                 tuple(_ranges(snapshot.records, name)),
                 counts.get(name, 0),
-                "" if used and set(types) == {"loopback"} else "no file in net.d",
+                "" if known and not known[0].needs_file else "no file in net.d",
             )
 
 
-def _from_file(snapshot: Snapshot, file: NetworkFile, counts: dict[str, int], *, is_used: bool) -> NodeNetwork:
+def _from_file(snapshot: Snapshot, file: NetworkFile, counts: dict[str, int]) -> NodeNetwork:
     if file.network is None:
         return NodeNetwork("", file.path, problem=file.problem.msg if file.problem else "cannot be used")
     name = file.network.name
     types = tuple(str(plugin["type"]) for plugin in file.network.plugins)
     bridges = bridge_names(file.network, snapshot.kernel)
-    if not is_used:
+    if snapshot.records.networks[name] is not file.network:
         return NodeNetwork(name, file.path, types, bridges, problem="another file has this name first")
     ranges = tuple(_ranges(snapshot.records, name))
     return NodeNetwork(name, file.path, types, bridges, ranges, counts.get(name, 0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
@@ -26,6 +26,7 @@ from plugins.tuning import backup
 from plugins.tuning import conf as tuning
 from podwire import attachments, flannel, networks
 from podwire.attachments import CachedAttachment
+from podwire.layers import Layer, describe_caches
 from podwire.networks import Network, NetworkFile
 from podwire.node.links import Kernel
 
@@ -36,10 +37,10 @@ _BRIDGE = "cni0"  # the bridge plugin's default
 
 @dataclass(frozen=True)
 class Directories:
-    """The directories to read: net.d, the parent of libcni's `results`, host-local's default `dataDir`."""
+    """The directories to read: net.d, the caches of `layers`, host-local's default `dataDir`."""
 
     conf_dir: str
-    cache_dir: str
+    layers: tuple[Layer, ...]
     data_dir: str = host_local.DATA_DIR
 
 
@@ -136,12 +137,12 @@ def read_records(directories: Directories) -> Records:
         files = ()
         unread.append(error.msg)
     unread += [f"{file.path}: {file.problem.msg}" for file in files if file.problem and file.is_hidden]
-    known = tuple(attachments.list_cached(directories.cache_dir))
-    unread_cache = _unread_cache(directories.cache_dir, known)
+    known = tuple(attachments.list_cached(directories.layers))
+    unread_cache = _unread_caches(directories.layers, known)
     configured = networks.by_name(files)
     all_networks = [*configured.values(), *_used_networks(known)]
     pools = _pools(all_networks, directories.data_dir, unread)
-    unread_cache += _missing_cache(directories.cache_dir, pools)
+    unread_cache += _missing_cache(directories.layers, pools)
     unread += unread_cache
     backups = tuple(_backups(all_networks, unread))
     return Records(files, configured, known, pools, tuple(dict.fromkeys(unread)), not unread_cache, backups)
@@ -183,25 +184,25 @@ def _range_sets(net_conf: NetConf) -> tuple[RangeSet, ...]:
         return ()
 
 
-def _unread_cache(cache_dir: str, known: Iterable[CachedAttachment]) -> list[str]:
-    """Returns a description of the attachments in the runtime's cache that could not be read, [] for none."""
+def _unread_caches(layers: Sequence[Layer], known: Sequence[CachedAttachment]) -> list[str]:
+    """Returns a description of the attachments in the layers' caches that could not be read, [] for none."""
     try:
-        attachments.require_cache(cache_dir)
+        attachments.require_caches(layers)
     except CniError as error:
         return [error.msg]
-    paths = attachments.list_unreadable(cache_dir, known)
+    paths = attachments.list_unreadable(layers, known)
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    return [f"{paths[0]}{more}: cannot be read as an attachment (truncated, or from before CNI 0.8)"] if paths else []
+    unread = [f"{paths[0]}{more}: cannot be read as an attachment (truncated, or from before CNI 0.8)"] if paths else []
+    return unread + attachments.describe_undelegated(known)
 
 
-def _missing_cache(cache_dir: str, pools: Iterable[HostLocalStore]) -> list[str]:
-    """Returns a description of a cache that is missing although addresses are reserved for pods, [] if it exists."""
-    directory = attachments.results_dir(cache_dir)
+def _missing_cache(layers: Iterable[Layer], pools: Iterable[HostLocalStore]) -> list[str]:
+    """Returns a description of caches that are missing although addresses are reserved for pods, [] if one exists."""
     items = (item for pool in pools for item in pool.reservations)
     number = sum(item.has_container and not item.is_recent for item in items)
-    if not number or os.path.lexists(directory):
+    if not number or any(os.path.lexists(layer.results_dir) for layer in layers):
         return []
-    return [f"the runtime's cache: {directory} is missing, and {number} addresses are reserved for pods"]
+    return [f"the runtime's cache: {describe_caches(layers)} is missing, and {number} addresses are reserved for pods"]
 
 
 def _backups(used: Iterable[Network], unread: list[str]) -> Iterable[tuple[str, str, Attachment]]:

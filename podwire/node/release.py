@@ -7,13 +7,14 @@ owner has not appeared in the runtime's cache meanwhile.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from cni.errors import CniError, Code
 from ipam.host_local.store import Reservations, ReservationStore
 from podwire import attachments
+from podwire.layers import Layer
 from podwire.node.records import Reservation
 from podwire.node.reservations import ReservationState, state_of
 from podwire.node.snapshot import Snapshot
@@ -61,9 +62,7 @@ def refusal_reason(snapshot: Snapshot, item: Reservation) -> str:
     return f"container {item.attachment.container_id} is running, by the runtime's cache"
 
 
-def release(
-    snapshot: Snapshot, items: Iterable[Reservation], cache_dir: str, *, force: bool
-) -> Iterator[ReleaseOutcome]:
+def release(snapshot: Snapshot, items: Iterable[Reservation], *, force: bool) -> Iterator[ReleaseOutcome]:
     """Releases those `items` that may be released, with `force` all; raises CniError if a store cannot be used."""
     accepted: list[Reservation] = []
     for item in items:
@@ -76,14 +75,14 @@ def release(
         chosen = list(group)
         store = ReservationStore(data_dir, network)
         with signals.blocked(), store.locked() as reservations:
-            running = set() if force else _get_running(cache_dir, network)
+            running = set() if force else _get_running(snapshot.layers, network)
             outcomes = [_release(reservations, item, running) for item in chosen]
         yield from outcomes
 
 
-def _get_running(cache_dir: str, network: str) -> set[str]:
+def _get_running(layers: Sequence[Layer], network: str) -> set[str]:
     """Returns the IDs of a network's running containers; reads the cache anew."""
-    return {item.attachment.container_id for item in attachments.list_cached(cache_dir, network) if item.may_be_running}
+    return {item.attachment.container_id for item in attachments.list_cached(layers, network) if item.may_be_running}
 
 
 def _release(reservations: Reservations, item: Reservation, running: set[str]) -> ReleaseOutcome:

@@ -20,6 +20,7 @@ from cni.result import Result
 from kernel.link import Link
 from plugins.bandwidth.ifb_owner import IfbOwner, select_ifbs
 from podwire.attachments import CachedAttachment
+from podwire.layers import Layer
 from podwire.node.host_ports import list_host_ports
 from podwire.node.links import Kernel, NetworkNamespace
 from podwire.node.model import AttachmentState, HostPort, Pod
@@ -34,12 +35,12 @@ _MODES = {"macvlan": ("mode", "bridge"), "ipvlan": ("mode", "l2"), "vlan": ("vla
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot: all that was read from files and kernel at one moment; `cache_dir` is libcni's `results`."""
+    """A snapshot: all that was read from files and kernel at one moment; `layers` have the caches."""
 
     records: Records
     kernel: Kernel
     rules: Rules
-    cache_dir: str
+    layers: tuple[Layer, ...]
     _caches: dict[str, ResultCache] = field(default_factory=dict)
 
     @cached_property
@@ -165,7 +166,7 @@ class Snapshot:
         if item.before_boot:
             return False
         if item.network not in self._caches:
-            self._caches[item.network] = ResultCache.read(item.network, self.cache_dir)
+            self._caches[item.network] = ResultCache.read(item.network, *(layer.results_dir for layer in self.layers))
         cache = self._caches[item.network]
         if not self.records.is_cache_complete and cache.has_file(item.attachment):
             return True  # its pod may be running without the address

@@ -72,7 +72,7 @@ def run(trial: Trial, node: PrivateNode) -> Report:
     network = Network(f"selftest-{trial.name.replace(', ', '-')}", "1.1.0", trial.plugins)
     env = {"PATH": ":".join(PROGRAM_DIRECTORIES)}
     runtime = PluginRunner(
-        (BIN_DIR,), env, "", lambda call: invoke.execute(call, hostcopy.spawn), lambda step: None, writes=False
+        (BIN_DIR,), env, (), lambda call: invoke.execute(call, hostcopy.spawn), lambda step: None, writes=False
     )
     try:
         try:

@@ -18,6 +18,7 @@ from cni.conf import Attachment
 from cni.errors import CniError, Code
 from cni.result import from_json
 from podwire.flannel import is_flannel, resolve_delegate
+from podwire.layers import Layer
 from podwire.networks import Network
 from podwire.verbs import origin, result_cache
 from podwire.verbs.invoke import Call, PodArgs, Serve, Step, environment
@@ -28,12 +29,13 @@ from process import signals
 class PluginRunner:
     """The means to run plugins: CNI_PATH, environment, a function that runs a call, one that reports its outcome.
 
-    Without `writes` the cache is not changed. `done` has the steps run so far.
+    ADD writes to the cache of the first of `layers`, DEL deletes from all. Without `writes` no cache is changed. `done`
+    has the steps run so far.
     """
 
     path: tuple[str, ...]
     env: Mapping[str, str]
-    cache_dir: str
+    layers: tuple[Layer, ...]
     serve: Serve
     report: Callable[[Step], None]
     writes: bool = True
@@ -106,11 +108,12 @@ def delete(runtime: PluginRunner, network: Network, pod: PodArgs, result: object
         if runtime.run("DEL", pod, plugin, request).error:
             return False
     if runtime.writes:
-        try:
-            result_cache.delete_entry(runtime.cache_dir, network.name, pod)
-        except OSError as error:
-            path = result_cache.path_of(runtime.cache_dir, network.name, pod)
-            raise CniError(Code.IO_FAILURE, f"cannot remove {path}: {error.strerror}") from error
+        for layer in runtime.layers:
+            try:
+                result_cache.delete_entry(layer, network.name, pod)
+            except OSError as error:
+                path = result_cache.path_of(layer, network.name, pod)
+                raise CniError(Code.IO_FAILURE, f"cannot remove {path}: {error.strerror}") from error
     return True
 
 
@@ -174,9 +177,9 @@ def convert_result(result: object, version: str) -> object:
 
 def _write_cache(runtime: PluginRunner, network: Network, pod: PodArgs, result: object) -> None:
     try:
-        result_cache.write_entry(runtime.cache_dir, network, pod, result)
+        result_cache.write_entry(runtime.layers[0], network, pod, result)
     except OSError as error:
-        path = result_cache.path_of(runtime.cache_dir, network.name, pod)
+        path = result_cache.path_of(runtime.layers[0], network.name, pod)
         hint = "without the entry the pod could not be detached later, so it has been detached now"
         raise CniError(Code.IO_FAILURE, f"cannot write {path}: {error.strerror}", hint) from error
 

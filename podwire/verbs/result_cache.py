@@ -11,16 +11,16 @@ import os
 from contextlib import suppress
 
 from cni import gojson
-from podwire.attachments import results_dir
+from podwire.layers import Layer
 from podwire.networks import Network
 from podwire.verbs.invoke import PodArgs
 from process import directories, durable
 
 
-def path_of(cache_dir: str, network: str, pod: PodArgs) -> str:
+def path_of(layer: Layer, network: str, pod: PodArgs) -> str:
     """Returns the path of an attachment's entry."""
     container_id, ifname = pod.attachment
-    return os.path.join(results_dir(cache_dir), f"{network}-{container_id}-{ifname}")
+    return os.path.join(layer.results_dir, f"{network}-{container_id}-{ifname}")
 
 
 def entry_of(network: Network, pod: PodArgs, result: object) -> dict[str, object]:
@@ -37,18 +37,18 @@ def entry_of(network: Network, pod: PodArgs, result: object) -> dict[str, object
     }
 
 
-def write_entry(cache_dir: str, network: Network, pod: PodArgs, result: object) -> None:
+def write_entry(layer: Layer, network: Network, pod: PodArgs, result: object) -> None:
     """Writes the entry of an attachment, replacing an existing one; raises OSError."""
-    path = path_of(cache_dir, network.name, pod)
+    path = path_of(layer, network.name, pod)
     directories.create(os.path.dirname(path), 0o700)
     content = gojson.dumps(entry_of(network, pod, result)).encode("utf-8", "replace")
     durable.write(path, content, 0o600, draft=os.path.join(os.path.dirname(path), f".podwire-{os.getpid()}"))
 
 
-def delete_entry(cache_dir: str, network: str, pod: PodArgs) -> None:
+def delete_entry(layer: Layer, network: str, pod: PodArgs) -> None:
     """Deletes the entry of an attachment; a missing one is success. Raises OSError."""
     with suppress(FileNotFoundError):
-        os.unlink(path_of(cache_dir, network, pod))
+        os.unlink(path_of(layer, network, pod))
 
 
 def _sorted(value: object) -> object:

@@ -6,7 +6,7 @@ another cache: attachments with a new address, or one configured in a namespace,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from attachment import presence
@@ -15,6 +15,7 @@ from cni.conf import Attachment
 from cni.errors import CniError, Code
 from podwire import attachments
 from podwire.attachments import CachedAttachment
+from podwire.layers import Layer, describe_caches
 from podwire.node import records
 from podwire.node.inspection import read_snapshot
 from podwire.node.model import AttachmentState
@@ -56,7 +57,7 @@ class RunningAttachments:
     def valid(self) -> list[Attachment]:
         """Returns the attachments that GC must keep."""
         unlisted = self.unlisted()  # before the cache, which gets their entries at the end of ADD
-        known = attachments.list_cached(self.places.cache_dir, self.network)
+        known = attachments.list_cached(self.places.layers, self.network)
         kept = {one.attachment for one in known if one.presence in _RUNNING or not self.is_gone(one)}
         return sorted({*kept, *unlisted})
 
@@ -98,14 +99,14 @@ class RunningAttachments:
         return one.attachment.container_id in self.forced
 
 
-def require_witness(known: Iterable[CachedAttachment], results: str, network: str) -> None:
-    """Raises CniError(5) for a cache without any attachment of the network, which may be the wrong one."""
-    if not any(True for _ in known):
+def require_witness(known: Sequence[CachedAttachment], layers: Iterable[Layer], network: str) -> None:
+    """Raises CniError(5) for caches without any attachment of the network, which may be the wrong ones."""
+    if not known:
         hint = (
             "set the runtime's cache with --cache-dir; if the network has no running pod: --all; to release only the "
             f"addresses of containers that are proven to be gone: podwire ipam free --gone {network}"
         )
-        raise CniError(Code.IO_FAILURE, f'the cache {results} knows no attachment of "{network}"', hint)
+        raise CniError(Code.IO_FAILURE, f'the cache {describe_caches(layers)} knows no attachment of "{network}"', hint)
 
 
 def is_unchanged(one: CachedAttachment) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from attachment.sandbox import Sandbox
@@ -20,6 +20,7 @@ from kernel.netns import NAMED, Netns
 from podwire import attachments
 from podwire.attachments import CachedAttachment
 from podwire.command import UsageError
+from podwire.layers import Layer
 from podwire.lint import positions
 from podwire.lint.known import nearest
 from podwire.lock import exclusive_namespace
@@ -82,13 +83,13 @@ def require_free(netns: str, ifname: str) -> None:
 
 
 def find_attachment(
-    cache_dir: str, network: str, ifname: str, *, netns: str = "", name: str = ""
+    layers: Sequence[Layer], network: str, ifname: str, *, netns: str = "", name: str = ""
 ) -> CachedAttachment | None:
     """Returns the attachment of the cache with the container ID `name`, or cnitool's for `netns`, or in `netns`.
 
     None when there is none, or (of those in `netns`) more than one.
     """
-    candidates = [one for one in attachments.list_cached(cache_dir, network) if one.attachment.ifname == ifname]
+    candidates = [one for one in attachments.list_cached(layers, network) if one.attachment.ifname == ifname]
     requested = name or (cnitool_container_id(netns) if netns else "")
     for one in candidates:
         if one.attachment.container_id == requested:

@@ -50,10 +50,13 @@ def read_network_file(tool: Tool) -> str:
 
 
 def test_uninstall_beside_running_pods(tool: Tool, running: Namespace, tmp_path: Path) -> None:
-    """It says how many pods run whose DEL fails without the removed plugins, in a dry run, too."""
-    line = [f"{tool.bin_dir}/podwire", "uninstall", f"--bin-dir={tmp_path}/bin", f"--cache-dir={tmp_path}/cache"]
-    for words in (["--dry-run"], []):
-        done = subprocess.run([*line, *words], capture_output=True, text=True, timeout=60, check=True)
+    """It says how many pods run whose DEL fails without the removed plugins: in a dry run, and of Multus' cache."""
+    line = [f"{tool.bin_dir}/podwire", "uninstall", f"--bin-dir={tmp_path}/bin", f"--conf-dir={tmp_path}/net.d"]
+    multus = {"cniVersion": "1.0.0", "name": "multus", "type": "multus", "cniDir": str(tmp_path / "cache")}
+    (tmp_path / "net.d" / "00-multus.conf").write_text(json.dumps(multus))
+    for cache, words in (("cache", ["--dry-run"]), ("runtime", [])):
+        line_of_cache = [*line, f"--cache-dir={tmp_path}/{cache}", *words]
+        done = subprocess.run(line_of_cache, capture_output=True, text=True, timeout=60, check=True)
         assert "1 attachment may be running, and their DEL fails until" in done.stdout
 
 

@@ -9,6 +9,7 @@ from ipaddress import ip_address
 import pytest
 
 from ipam.host_local.store import ReservationStore
+from podwire.layers import Layer
 from podwire.node import release
 from podwire.node.inspection import read_snapshot
 from podwire.node.records import Directories
@@ -233,7 +234,7 @@ def test_addresses_of_parallel_adds_are_kept(node, new_sandbox, sandbox):
 
 def read_reservation(node, path):
     """Returns a snapshot of the node, and the reservation of a file in it."""
-    where = Directories(str(node.directory / "net.d"), str(node.directory), str(node.store.parent))
+    where = Directories(str(node.directory / "net.d"), (Layer(str(node.directory)),), str(node.store.parent))
     snapshot = read_snapshot(where, rules=False)
     reservations = (item for pool in snapshot.records.pools for item in pool.reservations)
     return snapshot, [item for item in reservations if item.file.name == path.name]
@@ -249,7 +250,7 @@ def test_reservation_that_changed_meanwhile_is_kept(node, sandbox):
         path.unlink()
         reserve(node, f"{NET}.15", b"dead\r\neth0", old=False)
         for force in (False, True):
-            (outcome,) = release.release(snapshot, chosen, str(node.directory), force=force)
+            (outcome,) = release.release(snapshot, chosen, force=force)
             assert "anew" in outcome.reason
     assert path.exists()
 
@@ -262,7 +263,7 @@ def test_container_that_appeared_in_the_cache_meanwhile_is_kept(node, sandbox, n
     with node.host.entered():
         snapshot, chosen = read_reservation(node, path)
         node.write_entry(other, {}, {})
-        (outcome,) = release.release(snapshot, chosen, str(node.directory), force=False)
+        (outcome,) = release.release(snapshot, chosen, force=False)
     assert "cache meanwhile" in outcome.reason
     assert path.exists()
 

@@ -7,7 +7,9 @@ from typing import Any
 from podwire.doctor.checks import CHECKS
 from podwire.doctor.finding import Finding, Severity
 from podwire.doctor.node import Node
+from podwire.layers import Layer
 from podwire.main import PLUGINS
+from podwire.node.records import Directories
 
 
 def network(kind: str = "bridge", version: str = "1.0.0", name: str = "net", **ipam: Any) -> str:
@@ -22,7 +24,8 @@ def new_node(directory: Path, kind: str = "bridge", **ipam: Any) -> Node:
     conf_dir.mkdir()
     keys = {"subnet": "10.9.0.0/24", "dataDir": f"{directory}/leases", **ipam}
     (conf_dir / "10.conflist").write_text(network(kind, **{key: value for key, value in keys.items() if value}))
-    node = Node(PLUGINS, {}, str(conf_dir), (str(directory / "bin"),), str(directory / "cni"))
+    directories = Directories(str(conf_dir), (Layer(str(directory / "cni")),))
+    node = Node(PLUGINS, {}, directories, (str(directory / "bin"),))
     node.runtimes = ()  # ignores the runtimes of the machine that runs the tests
     return node
 

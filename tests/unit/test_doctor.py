@@ -27,7 +27,9 @@ from podwire.doctor.finding import UNSEEN, Finding, Severity, fold_consequences
 from podwire.doctor.node import Node, overlapping
 from podwire.doctor.pods import VethPod
 from podwire.facts import cgroups
+from podwire.layers import Layer
 from podwire.main import PLUGINS
+from podwire.node.records import Directories
 from podwire.predictions import obstacles
 from podwire.predictions.routing import Fib
 from tests.support import doctor_manual, libcni
@@ -141,8 +143,8 @@ def test_clock_that_was_set_back(node, tmp_path, ahead_s, is_reported):
 
 def test_printed_commands_have_the_directory_options(node):
     """Printed commands repeat the options for directories other than the default, and quote names of networks."""
-    options = {"--conf-dir": "net.d", "--bin-dir": "", "--cache-dir": "a b"}
-    other = Node(PLUGINS, {}, "net.d", ("bin",), "a b", options=options)
+    options = [("--conf-dir", "net.d"), ("--bin-dir", ""), ("--cache-dir", "a b")]
+    other = Node(PLUGINS, {}, Directories("net.d", (Layer("a b"),)), ("bin",), options=options)
     assert other.command("gc", "net") == "podwire gc net --conf-dir net.d --cache-dir 'a b'"
     assert node.command("gc", "$(id); x") == "podwire gc '$(id); x'"
 

@@ -10,7 +10,9 @@ import pytest
 from cni.errors import CniError
 from podwire.doctor.finding import Severity
 from podwire.doctor.node import Node
+from podwire.layers import Layer
 from podwire.main import PLUGINS
+from podwire.node.records import Directories
 from podwire.runtimes import Runtime
 from process.values import replace
 from tests.support.unit_node import run_check
@@ -152,7 +154,8 @@ def find(tmp_path):
         (tmp_path / "10.conflist").write_text(json.dumps({"name": "net", "plugins": [{"type": "bridge"}], **versions}))
         script = f"#!/bin/sh\necho 'containerd github.com/containerd/containerd {containerd} 1'"
         create_plugin(tmp_path / "containerd", script)
-        node = Node(PLUGINS, {"PATH": str(tmp_path)}, str(tmp_path), ("/opt/cni/bin",), str(tmp_path))
+        directories = Directories(str(tmp_path), (Layer(str(tmp_path)),))
+        node = Node(PLUGINS, {"PATH": str(tmp_path)}, directories, ("/opt/cni/bin",))
         node.runtimes = tuple(one if one is ELSEWHERE else replace(one, conf_dir=str(tmp_path)) for one in installed)
         return run_check(node, "versions")
 

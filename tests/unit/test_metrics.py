@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cni.errors import CniError
 from podwire import logs
+from podwire.layers import Layer
 from podwire.metrics import exposition, verb_counts
 from podwire.metrics.exposition import COUNTER, GAUGE, Family, Sample
 from podwire.metrics.verb_counts import VerbCounts
@@ -122,7 +123,7 @@ def test_log_of_the_environment_and_of_networks_is_listed(log: Path, tmp_path: P
     other.write_text(line())
     network = {"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "logFile": str(other)}]}
     (tmp_path / "net.conflist").write_text(json.dumps(network))
-    paths = logs.list_files({"PODWIRE_LOG": str(log)}, Directories(str(tmp_path), str(tmp_path / "cni")))
+    paths = logs.list_files({"PODWIRE_LOG": str(log)}, Directories(str(tmp_path), (Layer(str(tmp_path / "cni")),)))
     assert paths[:2] == [str(log), str(other)]
 
 

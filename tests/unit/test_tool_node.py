@@ -53,7 +53,7 @@ def create_snapshot(*, cached=None, reservations=(), kernel=None, rules=(), is_c
     pool = HostLocalStore("/d", "net", tuple(reservations))
     records = Records((), {"net": NET}, (known(),) if cached is None else tuple(cached), (pool,), (), is_complete)
     seen = kernel or Kernel(HOST, {}, {POD.path: POD})
-    return Snapshot(records, seen, Rules(tuple(rules)), "/nonexistent")
+    return Snapshot(records, seen, Rules(tuple(rules)), ())
 
 
 def state_in(snapshot):
@@ -224,7 +224,7 @@ def test_names_in_fixes_are_quoted():
     snapshot = create_snapshot(rules=[hostile])
     old = Network("net", "1.0.0", NET.plugins)
     records = Records((), {"net": old}, snapshot.records.cached, snapshot.records.pools)
-    snapshot = Snapshot(records, snapshot.kernel, snapshot.rules, "/nonexistent")
+    snapshot = Snapshot(records, snapshot.kernel, snapshot.rules, ())
     (leak,) = find_leaks(snapshot)
     assert leak.fix == "podwire del net --container-id 'x; reboot' -i eth0"
 
@@ -248,6 +248,6 @@ def test_gc_needs_proof_about_its_network_only():
     """An attachment of another network that may be running does not stop GC, and one of this network does."""
     unproven = replace(known(netns="/absent"), presence=Presence.UNKNOWN)
     snapshot = create_snapshot(cached=[unproven], kernel=Kernel((), {}, {}))
-    RunningAttachments(snapshot, Directories("", ""), "other").require_proof()
+    RunningAttachments(snapshot, Directories("", ()), "other").require_proof()
     with pytest.raises(CniError, match='1 attachment of "net" may be running'):
-        RunningAttachments(snapshot, Directories("", ""), "net").require_proof()
+        RunningAttachments(snapshot, Directories("", ()), "net").require_proof()

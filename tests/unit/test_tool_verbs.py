@@ -13,6 +13,7 @@ from attachment import cache
 from cni.conf import Attachment
 from cni.errors import CniError, Code
 from podwire import attachments, networks, repairing
+from podwire.layers import Layer
 from podwire.networks import Network
 from podwire.repairing import FAILED, UNTRIED, PluginRepair, Repairer
 from podwire.verbs import invoke, network_list, result_cache, target
@@ -46,7 +47,9 @@ class ScriptedPlugins:
 
 def runtime(tmp_path: Path, serve: ScriptedPlugins, **keys: Any) -> PluginRunner:
     env = {"PATH": "/bin", "CNI_ARGS": "X=1"}
-    return PluginRunner(("/opt/cni/bin", "/usr/lib/cni"), env, str(tmp_path), serve, lambda step: None, **keys)
+    return PluginRunner(
+        ("/opt/cni/bin", "/usr/lib/cni"), env, (Layer(str(tmp_path)),), serve, lambda step: None, **keys
+    )
 
 
 def network(version: str = "1.1.0", **keys: Any) -> Network:
@@ -78,13 +81,13 @@ def test_failed_add_is_followed_by_del_of_all(tmp_path):
 def test_del_runs_backwards_and_stops_at_a_failure(tmp_path):
     """DEL begins with the last plugin, and after a failure the cache keeps the entry."""
     serve = ScriptedPlugins()
-    result_cache.write_entry(str(tmp_path), network(), POD, RESULT)
+    result_cache.write_entry(Layer(str(tmp_path)), network(), POD, RESULT)
     assert not network_list.delete(runtime(tmp_path, ScriptedPlugins(two_DEL="no")), network(), POD, RESULT)
-    assert os.path.exists(result_cache.path_of(str(tmp_path), "net", POD))
+    assert os.path.exists(result_cache.path_of(Layer(str(tmp_path)), "net", POD))
     assert network_list.delete(runtime(tmp_path, serve), network(), POD, RESULT)
     assert serve.order() == [("two", "DEL"), ("one", "DEL")]
     assert all(call.request["prevResult"] == RESULT for call in serve.calls)
-    assert not os.path.exists(result_cache.path_of(str(tmp_path), "net", POD))
+    assert not os.path.exists(result_cache.path_of(Layer(str(tmp_path)), "net", POD))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +107,7 @@ def test_del_gets_the_cached_result_since_0_4_0(tmp_path, version, cached, has):
 
 def test_dry_run_keeps_the_cache(tmp_path):
     """Without `writes` the cache is not changed."""
-    result_cache.write_entry(str(tmp_path), network(), POD, RESULT)
+    result_cache.write_entry(Layer(str(tmp_path)), network(), POD, RESULT)
     network_list.delete(runtime(tmp_path, ScriptedPlugins(), writes=False), network(), POD, RESULT)
     network_list.add(runtime(tmp_path, ScriptedPlugins(), writes=False), network(), PodArgs(Attachment("c2", "eth0")))
     assert [file.name for file in (tmp_path / "results").iterdir()] == ["net-c1-eth0"]
@@ -152,13 +155,15 @@ def test_cache_entry_has_the_whole_network(tmp_path):
 
 def test_cache_entry_is_written_atomically(tmp_path, monkeypatch):
     """A failed write keeps the existing entry and leaves no temporary file."""
-    result_cache.write_entry(str(tmp_path), network(), POD, RESULT)
-    before = Path(result_cache.path_of(str(tmp_path), "net", POD)).read_text()
+    result_cache.write_entry(Layer(str(tmp_path)), network(), POD, RESULT)
+    before = Path(result_cache.path_of(Layer(str(tmp_path)), "net", POD)).read_text()
     assert json.loads(before)["result"] == RESULT
     for name in ("write", "rename"):
         with monkeypatch.context() as patch:
             patch.setattr(os, name, raise_no_space)
-            assert failure_of(lambda: result_cache.write_entry(str(tmp_path), network(), POD, {"other": 1}), OSError)
+            assert failure_of(
+                lambda: result_cache.write_entry(Layer(str(tmp_path)), network(), POD, {"other": 1}), OSError
+            )
     (file,) = (tmp_path / "results").iterdir()
     assert file.read_text() == before
 
@@ -250,16 +255,17 @@ def test_after_a_lock_timeout_no_attachment_is_tried(tmp_path, monkeypatch):
         (tmp_path / "results" / f"net-c{number}-eth0").write_text(json.dumps(names))
     busy = PluginRepair("portmap", error=CniError(Code.TRY_AGAIN_LATER, "the lock is held"))
     monkeypatch.setattr(Repairer, "_one", lambda self, known, identity: repairing.RepairOutcome(known, FAILED, (busy,)))
-    outcomes = Repairer({}, (), {}).repair(attachments.list_cached(str(tmp_path)))
+    outcomes = Repairer({}, (), {}).repair(attachments.list_cached((Layer(str(tmp_path)),)))
     assert [outcome.state for outcome in outcomes] == [FAILED, UNTRIED, UNTRIED]
 
 
 def test_missing_cache_directory(tmp_path, monkeypatch):
-    """A missing --cache-dir is a mistake, as all pods would count as gone; the default directory may be missing."""
+    """A missing --cache-dir is a mistake, as pods would count as gone; the default one and Multus' may be missing."""
     with pytest.raises(CniError, match="does not exist"):
-        attachments.require_cache(str(tmp_path))
-    monkeypatch.setattr(cache, "RESULTS_DIR", attachments.results_dir(str(tmp_path)))
-    attachments.require_cache(str(tmp_path))
+        attachments.require_caches([Layer(str(tmp_path))])
+    attachments.require_caches([Layer(str(tmp_path), "00-multus.conf")])
+    monkeypatch.setattr(cache, "RESULTS_DIR", Layer(str(tmp_path)).results_dir)
+    attachments.require_caches([Layer(str(tmp_path))])
 
 
 def test_network_of_the_newest_attachment(tmp_path, monkeypatch):
@@ -269,8 +275,8 @@ def test_network_of_the_newest_attachment(tmp_path, monkeypatch):
         config = {"cniVersion": version, "name": "net", "plugins": [{"type": "bridge"}]}
         paths.append(libcni.write_entry(tmp_path, "net", version, config=config))
         os.utime(paths[-1], (time_s, time_s))
-    cached = list(attachments.list_cached(str(tmp_path), "net"))
+    cached = attachments.list_cached([Layer(str(tmp_path))], "net")
     monkeypatch.setattr(attachments, "list_cached", lambda *args: cached)
     for expected in ("1.1.0", "1.0.0"):
-        assert getattr(attachments.get_network(str(tmp_path), "net"), "version", "") == expected
+        assert getattr(attachments.get_network([Layer(str(tmp_path))], "net"), "version", "") == expected
         paths.pop().unlink()

@@ -1,0 +1,99 @@
+"""Multus as a layer below the runtime: its configuration in net.d, its delegates, its cache beside the runtime's."""
+
+import json
+
+import pytest
+
+from attachment.presence import Presence
+from podwire import attachments, networks
+from podwire.layers import Layer, read_layers
+from tests.support import libcni
+
+CLUSTER = {"cniVersion": "1.0.0", "name": "cluster", "plugins": [{"type": "bridge"}]}
+BROKEN = {"cniVersion": "1.0.0", "name": "cluster", "plugins": []}
+
+
+def multus(**keys):
+    """Returns the text of Multus' configuration."""
+    return json.dumps({"cniVersion": "1.0.0", "name": "multus-cni-network", "type": "multus", **keys})
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, "/var/lib/cni/multus"),
+        ({"cniDir": "/srv/multus"}, "/srv/multus"),
+        ({"type": "multus-shim"}, "/var/lib/cni/multus"),
+    ],
+)
+def test_multus_cache_is_found_from_its_configuration(tmp_path, keys, expected):
+    """Multus' cache is read beside those of the runtimes, at the place that its file names, thin or thick."""
+    path = tmp_path / "00-multus.conf"
+    path.write_text(multus(**keys))
+    assert read_layers(str(tmp_path), ["/a", "/b"]) == (Layer("/a"), Layer("/b"), Layer(expected, str(path)))
+    assert read_layers(str(tmp_path / "none"), ["/a"]) == (Layer("/a"),)
+
+
+def test_delegates_are_networks(tmp_path):
+    """The cluster's network is that in Multus' file, whatever a file of that name has; a broken one is reported."""
+    (tmp_path / "00-multus.conf").write_text(multus(delegates=[CLUSTER, BROKEN]))
+    (tmp_path / "10.conflist").write_text(json.dumps({**CLUSTER, "plugins": [{"type": "ptp"}]}))
+    files = networks.read_directory(str(tmp_path))
+    network = networks.by_name(files)["cluster"]
+    assert (network.plugins[0]["type"], network.path) == ("bridge", str(tmp_path / "00-multus.conf"))
+    assert [one.problem.msg for one in networks.with_delegates(files) if one.problem] == [
+        'delegates[1]: network configuration: "plugins" has no plugin'
+    ]
+
+
+def test_delegate_that_copies_a_file_is_no_second_network(tmp_path):
+    """A delegate that equals the cluster's file, as Multus' daemon writes it, is that file's network."""
+    (tmp_path / "00-multus.conf").write_text(multus(delegates=[CLUSTER]))
+    (tmp_path / "10.conflist").write_text(json.dumps(CLUSTER))
+    files = networks.read_directory(str(tmp_path))
+    assert [one.path for one in networks.with_delegates(files)] == [one.path for one in files]
+    assert networks.by_name(files)["cluster"].path == str(tmp_path / "10.conflist")
+
+
+@pytest.mark.parametrize("prefix", ["", "/host"])
+def test_cluster_network_of_a_file(tmp_path, prefix):
+    """A clusterNetwork that is a path, on the node or below the daemon's /host, replaces the list."""
+    (tmp_path / "cluster.conflist").write_text(json.dumps(CLUSTER))
+    conf_dir = tmp_path / "net.d"
+    conf_dir.mkdir()
+    keys = {"clusterNetwork": f"{prefix}{tmp_path}/cluster.conflist", "delegates": [BROKEN]}
+    (conf_dir / "00-multus.conf").write_text(multus(**keys))
+    (file,) = networks.read_directory(str(conf_dir))
+    assert [one.network.name for one in file.delegates if one.network] == ["cluster"]
+
+
+@pytest.fixture
+def layers(tmp_path):
+    """The layers of a node with Multus, whose caches are empty directories."""
+    return Layer(str(tmp_path / "cni")), Layer(str(tmp_path / "multus"), "00-multus.conf")
+
+
+def test_an_interface_is_one_attachment(tmp_path, layers):
+    """The runtime's entry of Multus is left out where Multus' cache has the delegate's, also when listed by name."""
+    libcni.write_entry(tmp_path / "cni", "multus-cni-network", "a", config=json.loads(multus()))
+    for network, ifname in (("cluster", "eth0"), ("storage", "net1")):
+        libcni.write_entry(tmp_path / "multus", network, "a", ifname=ifname, config={**CLUSTER, "name": network})
+    cached = attachments.list_cached(layers)
+    assert [(one.network_name, one.attachment.ifname, one.needs_file) for one in cached] == [
+        ("cluster", "eth0", False),
+        ("storage", "net1", False),
+    ]
+    assert attachments.list_cached(layers, "multus-cni-network") == []
+    assert attachments.describe_undelegated(cached) == []
+
+
+def test_multus_without_its_cache_is_incomplete(tmp_path, layers):
+    """An attachment of Multus without its delegates' entries stays listed, and is described while it may be running."""
+    libcni.write_entry(tmp_path / "cni", "multus-cni-network", "a", config=json.loads(multus()))
+    (one,) = attachments.list_cached(layers)
+    assert one.presence is Presence.HERE
+    (text,) = attachments.describe_undelegated([one])
+    assert "container a: Multus attached it" in text
+    libcni.write_entry(tmp_path / "cni", "multus-cni-network", "a", config=json.loads(multus()), netns="/absent/x")
+    (one,) = attachments.list_cached(layers)
+    assert one.presence is not Presence.GONE or attachments.describe_undelegated([one]) == []
