@@ -84,6 +84,11 @@ class CachedAttachment:
         """Whether no packet leaves the pod by its interface, lo or a dummy: other pods may have the same addresses."""
         return self.network is not None and self.network.plugins[0]["type"] in CONFINED
 
+    def has_default(self, version: int) -> bool:
+        """Returns whether its result has a default route of an IP version."""
+        routes = self.typed_result.routes
+        return any(route.dst.version == version and not route.dst.network.prefixlen for route in routes)
+
     @property
     def pod(self) -> str:
         """The pod's "namespace/name" (Kubernetes), the container's name (podman), or ""."""

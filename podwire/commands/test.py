@@ -26,6 +26,7 @@ from podwire.command import (
 from podwire.commands.trace import NEXT, print_suspect
 from podwire.node.inspection import read_snapshot
 from podwire.output import Cell, Output, plural
+from podwire.probe import paths
 from podwire.probe.run import PathState, Result, test_limits, test_pods
 from podwire.trace import outside, run
 from podwire.trace.topology import Topology, name_of
@@ -42,8 +43,9 @@ or slow. Below a lost one is the first suspect, found by a trace of the same pac
 The paths of a pod, for IPv4 and IPv6: its gateway, the node, the next pod of its network and one of each other network
 (unless the configuration isolates them), from the node to the pod, the outside, its published ports (from outside, from
 the node, from 127.0.0.1, from the pod itself), the resolvers of its resolv.conf; and a search for a second machine with
-its address. TCP connections carry a segment of the full size in each direction, which must not be fragmented. The
-outside is a network namespace that is joined to the node by a veth for the time of the test.
+its address. A network without the pods' default routes is tested among its own pods; "not tested" names the rest. TCP
+connections carry a segment of the full size in each direction, which must not be fragmented. The outside is a network
+namespace that is joined to the node by a veth for the time of the test.
 
 With --limits it also measures, with TCP between node and pod, whether the pods' rate limits hold.
 
@@ -54,8 +56,8 @@ before.
 Exit status: 0 no packet was lost; 1 at least one was; 4 none was, but not every pod could be tested.
 
 --json: {"complete", "paths": [{"pod", "network", "path", "protocol", "ipVersion", "source", "destination", "port",
-"state", "ms", "detail", "suspect"}], "unseen"}; state is "ok", "lost", "slow", or "wrong" for a limit that does not
-hold; suspect is that of `podwire trace`, or null. With --every one document for each round."""
+"state", "ms", "detail", "suspect"}], "unseen", "leftOut"}; state is "ok", "lost", "slow", or "wrong" for a limit that
+does not hold; suspect is that of `podwire trace`, or null. With --every one document for each round."""
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -111,24 +113,30 @@ def _round(context: Context, options: Namespace) -> Status:
             results.append(result)
             context.progress.clear()
             if not context.out.as_json and (options.every is None or result.state is not PathState.OK):
-                _print(result, previous, context.out)
+                _print(result, previous, topology, context.out)
                 previous = result
             context.progress.show(f"{plural(len(results), 'path')} tested")
         context.progress.clear()
+        left_out = list(paths.describe_left_out(topology, pods))
     bad = any(result.state.is_bad for result in results)
     if context.out.as_json:
         document = {"complete": not unseen, "paths": [result.to_json() for result in results], "unseen": unseen}
-        context.out.print_json(document)
+        context.out.print_json({**document, "leftOut": left_out})
     else:
-        _print_summary(context.out, results, len(pods), unseen, timed=options.every is not None)
+        for text in () if options.every else left_out:
+            context.out.print_text(Cell(f"not tested: {text}", "dim"))
+        number = len({pod.attachment.container_id for pod in pods})
+        _print_summary(context.out, results, number, unseen, timed=options.every is not None)
     return exit_status(wrong=bad, complete=not unseen)
 
 
-def _print(result: Result, previous: Result | None, out: Output) -> None:
-    """Prints a line for a path, below the name of its pod if the line above is of another one."""
+def _print(result: Result, previous: Result | None, topology: Topology, out: Output) -> None:
+    """Prints a line for a path, below the name of its pod, or second interface, if the line above is of another one."""
     path = result.path
     if previous is None or path.pod != previous.path.pod:
-        out.print(Cell(name_of(path.pod), "bold"))
+        is_default = path.pod in topology.default_attachments
+        interface = "" if is_default else f" {path.pod.attachment.ifname} of {path.pod.network}"
+        out.print(Cell(f"{name_of(path.pod)}{interface}", "bold"))
     time_text = "" if result.ms is None else f"{result.ms:.1f} ms"
     ending = " ".join(filter(None, (time_text, result.detail and f"({result.detail})")))
     text = f"{path.title:<{_TITLE}} {path.way:<{_WAY}} {ending}".rstrip()

@@ -1,12 +1,12 @@
 """The paths that a pod has: to its gateway, the node, other pods, the outside, its published ports, its resolvers.
 
 A path exists if the pod's network is meant to carry it: the result of its ADD has the gateway or the route, and no
-plugin isolates the pods from each other.
+plugin isolates the pods from each other. Only the networks with the pods' default routes are connected by the node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from typing import NamedTuple
 
@@ -30,6 +30,11 @@ ECHO, DATAGRAM, STREAM, QUERY, DUPLICATE, NEXT_HOP = "icmp", "udp", "tcp", "dns"
 _LOOPBACK = ip_address("127.0.0.1")
 _MAC_DIGITS = 17  # "02:00:00:00:00:01": not InfiniBand's
 _ISOLATING = ("isolated", "same-bridge")
+# Interfaces of which podwire does not know what they are connected to.
+_OPEN_ENDED = {
+    "host-device": "each interface is on a network that is not known here",
+    "tap": "a virtual machine reads the interface",
+}
 
 
 class Path(NamedTuple):
@@ -79,6 +84,7 @@ def list_paths(
     """Yields the paths of a pod; `addresses` are further ones that the user names."""
     place = topology.place(pod)
     cached = topology.cached(pod)
+    is_default = pod in topology.default_attachments
     for version in (4, 6):
         local = place.address(version)
         if local is None:
@@ -88,10 +94,22 @@ def list_paths(
         if _has_default(cached, version):
             yield from _outer_paths(topology, pod, place, local, outer)
         for address in addresses:
-            if address.version == version:
+            if address.version == version and (is_default or place.is_on_link(address)):
                 yield Path(pod, "address", ECHO, place, local, address, target=topology.place_of(address))
         yield from _port_paths(topology, pod, place, local, outer, cached)
-    yield from _query_paths(pod, place)
+    if is_default:
+        yield from _query_paths(pod, place)
+
+
+def describe_left_out(topology: Topology, pods: Sequence[Pod]) -> Iterator[str]:
+    """Yields the paths that were not tested because nothing says that packets should pass."""
+    second = dict.fromkeys(pod.network for pod in pods if pod not in topology.default_attachments)
+    if second:
+        names = ", ".join(second)
+        yield f"{names}: DNS, and pods of other networks (only the networks of default routes are connected)"
+    for network in dict.fromkeys(pod.network for pod in pods):
+        kinds = {_interface_type(topology.cached(pod)) for pod in pods if pod.network == network} & _OPEN_ENDED.keys()
+        yield from (f"{network}: pod to pod ({_OPEN_ENDED[kind]})" for kind in kinds)
 
 
 def find_bypass(topology: Topology, pod: Pod, outer: ExternalHost) -> str:
@@ -224,7 +242,11 @@ def _peers(topology: Topology, pod: Pod) -> Iterator[Pod]:
     same = [other for other in topology.pods if other.network == pod.network and other.attachment != pod.attachment]
     later = [other for other in same if other.attachment > pod.attachment]
     yield from (later or same)[:1]
-    others = {other.network: other for other in reversed(topology.pods) if other.network != pod.network}
+    connected = topology.default_attachments
+    if pod not in connected:
+        return
+    reachable = (other for other in reversed(topology.pods) if other in connected)
+    others = {other.network: other for other in reachable if other.network != pod.network}
     for other in others.values():
         if other.attachment.container_id != pod.attachment.container_id and other.kind == pod.kind == "veth":
             yield other
@@ -232,6 +254,8 @@ def _peers(topology: Topology, pod: Pod) -> Iterator[Pod]:
 
 def _may_reach(one: CachedAttachment | None, other: CachedAttachment | None, *, same: bool) -> bool:
     """Returns whether the configuration lets two pods reach each other: no plugin isolates either."""
+    if _interface_type(one) in _OPEN_ENDED:
+        return False
     has_vlan = any(plugin["type"] == "bridge" and Fields(plugin).has("vlan") for plugin in _plugins(one, other))
     return not (has_vlan or is_isolated(one, other, same=same))
 
@@ -248,6 +272,11 @@ def is_isolated(one: CachedAttachment | None, other: CachedAttachment | None, *,
     return False
 
 
+def _interface_type(cached: CachedAttachment | None) -> str:
+    """Returns the type of the plugin that creates an attachment's interface, "" if it is unknown."""
+    return str(cached.network.plugins[0]["type"]) if cached and cached.network else ""
+
+
 def _plugins(*attachments: CachedAttachment | None) -> Iterator[Mapping[str, object]]:
     for cached in attachments:
         yield from cached.network.plugins if cached and cached.network else ()
@@ -260,8 +289,7 @@ def _gateway(cached: CachedAttachment | None, version: int) -> Address | None:
 
 
 def _has_default(cached: CachedAttachment | None, version: int) -> bool:
-    routes = cached.typed_result.routes if cached else ()
-    return any(route.dst.version == version and not route.dst.network.prefixlen for route in routes)
+    return cached is not None and cached.has_default(version)
 
 
 def _translates_source(cached: CachedAttachment | None) -> bool:

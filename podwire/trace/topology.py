@@ -9,6 +9,7 @@ from functools import cached_property
 from ipaddress import ip_interface
 
 from cni.address import Address
+from cni.conf import Attachment
 from cni.errors import CniError, Code
 from cni.fields import Fields
 from kernel.link import Link
@@ -35,6 +36,10 @@ class PodPlace(Place):
         """The addresses of the attachment, by its result or the kernel."""
         return tuple(ip_interface(text).ip for text in self.pod.addresses)
 
+    def is_on_link(self, address: Address) -> bool:
+        """Returns whether an address is in a subnet of the attachment."""
+        return any(address in ip_interface(text).network for text in self.pod.addresses)
+
     def address(self, version: int) -> Address | None:
         """Returns the attachment's address of an IP version, None without one."""
         return next((item for item in self.pod_addresses if item.version == version), None)
@@ -58,8 +63,22 @@ class Topology:
 
     @cached_property
     def pods(self) -> tuple[Pod, ...]:
-        """The running attachments whose namespace can be entered, without loopback and dummy interfaces."""
-        return tuple(pod for pod in self.snapshot.pods if pod.netns and pod.addresses and not pod.leaked)
+        """The running attachments whose namespace can be entered, without loopback interfaces."""
+        usable = (pod for pod in self.snapshot.pods if pod.netns and pod.addresses and not pod.leaked)
+        return tuple(pod for pod in usable if not all(ip_interface(text).is_loopback for text in pod.addresses))
+
+    @cached_property
+    def default_attachments(self) -> frozenset[Pod]:
+        """Of each pod the attachments that carry a default route; of a pod without one that of eth0, else the first."""
+        by_container: dict[str, list[Pod]] = {}
+        for pod in sorted(self.pods, key=lambda pod: pod.attachment.ifname != "eth0"):
+            by_container.setdefault(pod.attachment.container_id, []).append(pod)
+        routed = ([pod for pod in pods if self._has_default(pod)] or pods[:1] for pods in by_container.values())
+        return frozenset(pod for pods in routed for pod in pods)
+
+    def _has_default(self, pod: Pod) -> bool:
+        cached = self.cached(pod)
+        return cached is not None and any(cached.has_default(version) for version in (4, 6))
 
     def find(self, name: str) -> Pod:
         """Returns the pod of a name, container ID (or its beginning), or namespace; raises CniError(7)."""
@@ -69,7 +88,7 @@ class Topology:
         ]
         containers = {pod.attachment.container_id for pod in loose}
         if len(containers) == 1:
-            return next((pod for pod in loose if pod.attachment.ifname == "eth0"), loose[0])
+            return next((pod for pod in loose if pod in self.default_attachments), loose[0])
         known = sorted({name_of(pod) for pod in self.pods})
         if containers:
             msg = f'several pods match "{name}": {", ".join(sorted(name_of(pod) for pod in loose))}'
@@ -116,8 +135,11 @@ class Topology:
 
     def cached(self, pod: Pod) -> CachedAttachment | None:
         """Returns the entry of a pod in the runtime's cache, None without one."""
-        known = self.snapshot.records.cached
-        return next((one for one in known if (one.network_name, one.attachment) == (pod.network, pod.attachment)), None)
+        return self._cached.get((pod.network, pod.attachment))
+
+    @cached_property
+    def _cached(self) -> dict[tuple[str, Attachment], CachedAttachment]:
+        return {(one.network_name, one.attachment): one for one in self.snapshot.records.cached}
 
     def is_gateway(self, pod: Pod) -> bool:
         """Returns whether the configuration makes the node the pod's gateway."""

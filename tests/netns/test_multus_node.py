@@ -1,6 +1,7 @@
 """The tool on a node with Multus: pods with a second network, both caches, no file in net.d for the second network."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -65,3 +66,40 @@ def test_repair_and_metrics_know_the_second_network(node, pods, storage):
     metrics = node.podwire("metrics").stdout
     for network in ("cluster", "storage"):
         assert f'podwire_attachments{{network="{network}",state="ok"}} 2' in metrics
+
+
+def test_each_network_is_tested_among_its_own_pods(node, pods, storage, new_sandbox):
+    """No path of a healthy node is lost: without lo, and without paths between second networks, which are named."""
+    other = node.bridge("backup", "10.57.0.0/24")
+    node.run_pod(new_sandbox(), other, storage, name="c")
+    document = node.test()
+    paths = document["paths"]
+    assert {one["state"] for one in paths} <= {"ok", "slow"}, document
+    assert not any(one["source"] == one["destination"] == "127.0.0.1" and not one["port"] for one in paths)
+    assert {one["pod"] for one in paths} == {"default/a", "default/b", "default/c"}
+    of_storage = {(one["path"], one["destination"].rpartition(".")[0]) for one in paths if one["network"] == "storage"}
+    assert of_storage == {("duplicate", "10.56.0"), ("pod-to-pod", "10.56.0")}
+    assert not {one["path"] for one in paths if one["network"] == "backup"} - {"duplicate"}
+    (text,) = document["leftOut"]
+    assert text.startswith("backup, storage: ")
+    done = node.podwire("test", "b")
+    assert "default/b net1 of storage" in done.stdout.splitlines()
+    assert done.stdout.splitlines()[-1].startswith("1 pod, ")
+
+
+def test_test_names_a_fault_of_the_second_network(node, pods, host):
+    """A bridge of a second network that is down loses the paths of that network, and no other."""
+    host.ip("link", "set", "br-storage", "down")
+    lost = {(one["network"], one["path"]) for one in node.test()["paths"] if one["state"] == "lost"}
+    assert lost == {("storage", "pod-to-pod")}
+
+
+def test_the_default_network_carries_the_default_route(node, host, new_sandbox):
+    """A second network with the default route is the one from which the pod reaches the outside and its resolvers."""
+    pod, exit_ = new_sandbox(), node.bridge("exit", "10.58.0.0/24", isDefaultGateway=True, ipMasq=True)
+    cluster = {key: value for key, value in node.cluster.plugins[0].items() if key != "isDefaultGateway"}
+    node.cluster = replace(node.cluster, plugins=({**cluster, "isGateway": True}, *node.cluster.plugins[1:]))
+    node.run_pod(pod, exit_, name="a")
+    document = node.test()
+    assert {one["network"] for one in document["paths"] if one["path"] == "pod-to-outside"} == {"exit"}
+    assert document["leftOut"][0].startswith("cluster: ")

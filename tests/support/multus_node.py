@@ -22,7 +22,7 @@ class MultusNode(PacketNode):
 
     def __init__(self, host: Namespace, directory: Path, client: Namespace | None = None, **multus: Any) -> None:
         super().__init__(host, directory, client)
-        cluster = self.bridge("cluster", "10.22.0.0/24", isDefaultGateway=True, ipMasq=True)
+        cluster = self.bridge("cluster", "10.22.0.0/24", isDefaultGateway=True, ipMasq=True, hairpinMode=True)
         ports = {"type": "portmap", "capabilities": {"portMappings": True}}
         self.cluster = NetworkList("cluster", _VERSION, (*cluster.plugins, ports))
         self.multus = {"cniVersion": _VERSION, "name": "multus-cni-network", "type": "multus", **multus}
