@@ -9,6 +9,7 @@ import binascii
 import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -115,9 +116,37 @@ def _read_all(layers: Iterable[Layer], network: str = "") -> list[CachedAttachme
 
 
 def get_network(layers: Sequence[Layer], network: str) -> Network | None:
-    """Returns the configuration that the newest attachment of a network had; None if there is none."""
+    """Returns the configuration that the newest attachment of a network had; None if there is none.
+
+    Without an attachment, that with which Multus began an ADD, which may have been killed.
+    """
     cached = [one for one in list_cached(layers, network) if one.network]
-    return max(cached, key=age_key).network if cached else None
+    return max(cached, key=age_key).network if cached else list_begun(layers).get(network)
+
+
+def list_begun(layers: Iterable[Layer]) -> dict[str, Network]:
+    """Returns the networks of pods that Multus began to attach, by name; the ADD may have been killed since."""
+    begun: dict[str, Network] = {}
+    for layer in layers:
+        for text in multus.list_saved(layer.cache_dir) if layer.source else ():
+            with suppress(ValueError, CniError):
+                network = networks.parse(text, "")
+                begun[network.name] = network
+    return begun
+
+
+def find_network(conf_dir: str, layers: Sequence[Layer], name: str) -> Network:
+    """Returns a network of net.d, else of the caches, which have podman's default one, Multus' and removed ones.
+
+    Raises CniError(7) if there is none.
+    """
+    try:
+        return networks.get_network(conf_dir, name)
+    except CniError:
+        network = get_network(layers, name)
+        if network is None:
+            raise
+        return network
 
 
 def age_key(one: CachedAttachment) -> tuple[int, str]:

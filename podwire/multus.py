@@ -1,4 +1,4 @@
-"""Multus' configuration in net.d, as a pure function of its file (docs/multus.md).
+"""Multus' files: its configuration in net.d, and the configurations with which it began an ADD (docs/multus.md).
 
 Multus is one plugin for the runtime. It runs the plugins of other networks, its delegates, by libcni and with another
 cache: the pod network is in its configuration, further networks are in NetworkAttachmentDefinitions of the cluster.
@@ -6,8 +6,12 @@ cache: the pod network is in its configuration, further networks are in NetworkA
 
 from __future__ import annotations
 
+import binascii
 import os
 from collections.abc import Iterable, Iterator, Mapping
+
+from cni import gojson
+from process import files
 
 _TYPES = ("multus", "multus-shim")  # thin; thick, whose daemon runs the plugins
 _CACHE_DIR = "/var/lib/cni/multus"
@@ -39,3 +43,21 @@ def cluster_network_file(multus: Mapping[str, object]) -> str:
     path = str(multus.get("clusterNetwork") or "")
     candidates = (path, path.removeprefix(_HOST)) if os.path.isabs(path) else ()
     return next((one for one in candidates if os.path.isfile(one)), "")
+
+
+def list_saved(directory: str) -> Iterator[bytes]:
+    """Yields the networks' configurations that Multus saves in its cache directory, a file for each pod, before ADD.
+
+    Skips files that cannot be read: they belong to pods that Multus may just be creating or deleting.
+    """
+    try:
+        paths = [entry.path for entry in os.scandir(directory) if entry.is_file(follow_symlinks=False)]
+    except OSError:
+        return
+    for path in sorted(paths):
+        try:
+            items = gojson.loads(files.read(path, gojson.MAX_BYTES))
+            texts = [item.get("Bytes") for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+            yield from (binascii.a2b_base64(text, strict_mode=True) for text in texts if isinstance(text, str))
+        except (OSError, ValueError):
+            continue

@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from cni.errors import Code
-from podwire import networks
-from podwire.command import Command, Context, Status, UsageError, conf_dir, require_root
+from podwire import attachments
+from podwire.command import Command, Context, Status, UsageError, places, require_root
 from podwire.commands.attachment_options import (
     JSON,
     KNOWN,
@@ -31,7 +31,8 @@ def _del(context: Context, options: Namespace) -> Status:
         hint = f"podwire del {options.network} NETNS, or --container-id ID; podwire show lists the attachments"
         raise UsageError(Code.INVALID_ENVIRONMENT, "NETNS or --container-id is required", hint)
     known = find_known(context, options)
-    network = (known and known.network) or networks.get_network(conf_dir(context, options), options.network)
+    where = places(context, options)
+    network = (known and known.network) or attachments.find_network(where.conf_dir, where.layers, options.network)
     pod = build_pod(context, options, known)
     runtime = build_runtime(context, options, dry_run=options.dry_run)
     print_header(context, network, pod)

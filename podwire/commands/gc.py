@@ -6,9 +6,9 @@ from argparse import ArgumentParser, Namespace
 
 from cni.conf import Attachment
 from cni.errors import CniError, Code
-from podwire import attachments, networks
+from podwire import attachments
 from podwire.attachments import CachedAttachment
-from podwire.command import Command, Context, Status, conf_dir, layers, places, require_root
+from podwire.command import Command, Context, Status, places, require_root
 from podwire.commands.attachment_options import add_dry_run, add_explain, add_options, build_runtime
 from podwire.flannel import is_flannel
 from podwire.layers import Layer
@@ -28,8 +28,10 @@ _UNDELEGATED_HINT = "set Multus' cache with --cache-dir, or delete and create th
 
 def _gc(context: Context, options: Namespace) -> Status:
     require_root(context, "gc")
-    network = _get_network(context, options)
     where = places(context, options)
+    network = attachments.find_network(where.conf_dir, where.layers, options.network)
+    if not network.path:
+        context.out.print(f"{where.conf_dir} has no network {network.name}: using the configuration in the cache")
     known = attachments.list_cached(where.layers, network.name)
     _require_readable_caches(where.layers, known, network.name)
     if not (options.all or network.disable_gc):
@@ -61,20 +63,6 @@ def _gc(context: Context, options: Namespace) -> Status:
         lists = {"kept": _to_json(running.valid()), "deleted": _to_json(deleted), "released": released}
         context.out.print_json({"network": network.name, **lists, "steps": steps})
     return Status.WRONG if runtime.failed else Status.FINE
-
-
-def _get_network(context: Context, options: Namespace) -> Network:
-    """Returns the network from net.d, else from the cache, which has podman's default one and removed ones."""
-    try:
-        return networks.get_network(conf_dir(context, options), options.network)
-    except CniError:
-        network = attachments.get_network(layers(context, options), options.network)
-        if network is None:
-            raise
-    context.out.print(
-        f"{conf_dir(context, options)} has no network {network.name}: using the configuration in the cache"
-    )
-    return network
 
 
 def _print_counts(context: Context, running: RunningAttachments, number: int, gone: int) -> None:

@@ -126,8 +126,9 @@ def _networks(snapshot: Snapshot) -> Iterable[NodeNetwork]:
     ]
     for name in dict.fromkeys(rest):
         if name not in snapshot.records.networks:
-            known = [item for item in snapshot.records.cached if item.network_name == name and item.network]
-            used = known[0].network if known else None
+            used = next(iter(snapshot.records.configurations.get(name, ())), None)
+            known = [item for item in snapshot.records.cached if item.network_name == name]
+            is_known = name in snapshot.records.begun or (known and not known[0].needs_file)
             yield NodeNetwork(
                 name,
                 "",
@@ -135,7 +136,7 @@ def _networks(snapshot: Snapshot) -> Iterable[NodeNetwork]:
                 bridge_names(used, snapshot.kernel),
                 tuple(_ranges(snapshot.records, name)),
                 counts.get(name, 0),
-                "" if known and not known[0].needs_file else "no file in net.d",
+                "" if is_known else "no file in net.d",
             )
 
 
@@ -159,8 +160,8 @@ def _ranges(records: Records, network: str) -> Iterable[Range]:
 
 
 def _bridges(snapshot: Snapshot) -> Iterable[HostInterface]:
-    networks = [*snapshot.records.networks.values(), *(item.network for item in snapshot.records.cached)]
-    names = {name for network in networks for name in bridge_names(network, snapshot.kernel)}
+    configurations = (one for known in snapshot.records.configurations.values() for one in known)
+    names = {name for network in configurations for name in bridge_names(network, snapshot.kernel)}
     for link in snapshot.kernel.links:
         if link.kind == "bridge" and link.name in names:
             ports = tuple(port.name for port in snapshot.kernel.links if port.master == link.index)

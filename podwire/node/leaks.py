@@ -49,8 +49,7 @@ def fix_for(snapshot: Snapshot, network: str, attachment: Attachment) -> str:
     cache. For a network without a file in net.d it uses the configuration in the cache.
     """
     cached = snapshot.cached_by_network.get(network, set())
-    used = (item.network for item in snapshot.records.cached if item.network_name == network and item.network)
-    configured = snapshot.records.networks.get(network) or next(used, None)
+    configured = next(iter(snapshot.records.configurations.get(network, ())), None)
     if configured and (attachment in cached or at_least(configured.version, "1.1.0")):
         return f"podwire gc {network}"
     if attachment.container_id and (configured or cached):
@@ -207,9 +206,8 @@ class _Finder:
     def _networks_by_bridge(self) -> Mapping[str, list[str]]:
         """The networks of each bridge."""
         by_bridge: dict[str, list[str]] = {}
-        cached = {item.network_name: item.network for item in self.snapshot.records.cached}
-        for name, network in {**cached, **self.snapshot.records.networks}.items():
-            for bridge in bridge_names(network, self.snapshot.kernel):
+        for name, configurations in self.snapshot.records.configurations.items():
+            for bridge in bridge_names(configurations[0], self.snapshot.kernel):
                 by_bridge.setdefault(bridge, []).append(name)
         return by_bridge
 

@@ -124,7 +124,5 @@ class Presences:
 
     def _host_links_of(self, network: str) -> HostLinks:
         if network not in self._host_links:
-            used = (item.network for item in self.records.cached if item.network_name == network and item.network)
-            configured = [self.records.networks[network]] if network in self.records.networks else []
-            self._host_links[network] = HostLinks.of([*configured, *used], self.kernel)
+            self._host_links[network] = HostLinks.of(self.records.configurations.get(network, ()), self.kernel)
         return self._host_links[network]

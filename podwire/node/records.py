@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from ipaddress import ip_address
 
 from cni.address import Address
@@ -109,8 +110,9 @@ class Records:
     """The contents of all these files.
 
     `networks` are the configured networks by name, `cached` the attachments in libcni's cache, `backups` those that the
-    tuning plugin has saved settings for (directory, network, attachment). `unread` describes files that could not be
-    read; `is_cache_complete`: none of them belongs to the cache.
+    tuning plugin has saved settings for (directory, network, attachment), `begun` the networks of pods that Multus
+    began to attach. `unread` describes files that could not be read; `is_cache_complete`: none of them belongs to a
+    cache.
     """
 
     files: tuple[NetworkFile, ...]
@@ -120,12 +122,21 @@ class Records:
     unread: tuple[str, ...] = ()
     is_cache_complete: bool = True
     backups: tuple[tuple[str, str, Attachment], ...] = ()
+    begun: Mapping[str, Network] = field(default_factory=dict)
 
     def has_network(self, network: str) -> bool:
         """Returns whether a configuration, the cache or a reservation names the network."""
         named = (item.network_name for item in self.cached)
         stored = (pool.network for pool in self.pools if pool.reservations)
         return network in self.networks or network in {*named, *stored}
+
+    @cached_property
+    def configurations(self) -> Mapping[str, list[Network]]:
+        """The configurations of each network: that of net.d, those of its attachments, that of a begun ADD."""
+        by_name: dict[str, list[Network]] = {}
+        for one in (*self.networks.values(), *_used_networks(self.cached), *self.begun.values()):
+            by_name.setdefault(one.name, []).append(one)
+        return by_name
 
 
 def read_records(directories: Directories) -> Records:
@@ -140,12 +151,13 @@ def read_records(directories: Directories) -> Records:
     known = tuple(attachments.list_cached(directories.layers))
     unread_cache = _unread_caches(directories.layers, known)
     configured = networks.by_name(files)
-    all_networks = [*configured.values(), *_used_networks(known)]
+    begun = attachments.list_begun(directories.layers)
+    all_networks = [*configured.values(), *_used_networks(known), *begun.values()]
     pools = _pools(all_networks, directories.data_dir, unread)
     unread_cache += _missing_cache(directories.layers, pools)
     unread += unread_cache
     backups = tuple(_backups(all_networks, unread))
-    return Records(files, configured, known, pools, tuple(dict.fromkeys(unread)), not unread_cache, backups)
+    return Records(files, configured, known, pools, tuple(dict.fromkeys(unread)), not unread_cache, backups, begun)
 
 
 def bridge_names(network: Network | None, kernel: Kernel) -> tuple[str, ...]:

@@ -1,11 +1,14 @@
 """The tool on a node with Multus: pods with a second network, both caches, no file in net.d for the second network."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
 
+from tests.support import libcni
 from tests.support.multus_node import MultusNode
+from tests.support.namespaces import delete_and_wait
 
 
 @pytest.fixture
@@ -103,3 +106,50 @@ def test_the_default_network_carries_the_default_route(node, host, new_sandbox):
     document = node.test()
     assert {one["network"] for one in document["paths"] if one["path"] == "pod-to-outside"} == {"exit"}
     assert document["leftOut"][0].startswith("cluster: ")
+
+
+def leave(node, pod):
+    """Deletes a pod's namespace behind the back of runtime and Multus, as a reboot does."""
+    delete_and_wait(pod, node.host)
+    for path in [*node.cache.glob("results/*"), *node.delegates.glob("results/*")]:
+        if pod.name in path.name:
+            path.write_text(json.dumps({**json.loads(path.read_text()), "netns": libcni.MISSING_NETNS}))
+
+
+def test_gc_collects_a_network_that_only_multus_cache_knows(node, pods, storage):
+    """After a reboot gc removes lease, cache entries and rules of each network, and keeps the running pod's."""
+    leave(node, pods[0])
+    assert {leak["cure"] for leak in show(node)["leaks"]} >= {"podwire gc cluster", "podwire gc storage"}
+    for network in ("storage", "cluster"):
+        done = node.podwire("gc", network)
+        assert done.returncode == 0, done
+        assert f"network {network}: 2 attachments: 1 running, 1 no longer running" in done.stdout
+    document = show(node, "storage")
+    assert [one["pod"] for one in document["attachments"]] == ["default/b"]
+    assert [path.name.split("-")[0] for path in node.delegates.glob("results/*")] == ["cluster", "storage"]
+    assert {leak["network"] for leak in show(node)["leaks"]} - {"cni-loopback"} == {"multus-cni-network"}
+    assert node.list_findings("storage") == []
+
+
+def test_gc_after_a_killed_add(node, storage, new_sandbox):
+    """A lease whose ADD was killed before Multus wrote its cache is removed by the configuration that it saved."""
+    pod = new_sandbox()
+    node.run_pod(pod, storage, name="a")
+    (node.delegates / "results" / f"storage-{pod.name}-net1").unlink()
+    delete_and_wait(pod, node.host)
+    for path in (node.directory / "leases" / "storage").glob("10.*"):
+        os.utime(path, (0, 0))
+    assert "there is no network" not in node.podwire("gc", "storage", "--all", "--dry-run").stderr
+    done = node.podwire("gc", "storage", "--all")
+    assert done.returncode == 0, done
+    assert not list((node.directory / "leases" / "storage").glob("10.*"))
+
+
+def test_gc_keeps_everything_without_multus_cache(node, pods, storage):
+    """Without Multus' cache nothing proves which networks the pods have: gc refuses, show is incomplete."""
+    for path in node.delegates.glob("results/*"):
+        path.unlink()
+    for network in ("storage", "cluster"):
+        done = node.podwire("gc", network, "--all")
+        assert (done.returncode, "its attachments would count as garbage" in done.stderr) == (3, True), done
+    assert show(node)["complete"] is False

@@ -3,6 +3,7 @@
 One rule: calls and files are those of Multus, so that the tool sees what it sees on a node that runs Multus.
 """
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,13 @@ class MultusNode(PacketNode):
         self._attach(self.cache, _LOOPBACK, pod, "lo", cni_args)
         cluster = self.cluster.with_capabilities(portMappings=PORTS) if ports else self.cluster
         networks = [(cluster, "eth0"), *((one, f"net{number}") for number, one in enumerate(further, 1))]
+        self.delegates.mkdir(parents=True, exist_ok=True)
+        saved = [base64.b64encode(json.dumps(network.config).encode()).decode() for network, _ in networks]
+        (self.delegates / pod.name).write_text(json.dumps([{"Conf": {}, "Bytes": text} for text in saved]))
         results = [self._attach(self.delegates, network, pod, ifname, cni_args) for network, ifname in networks]
         how: dict[str, Any] = {"config": self.multus, "capability_args": cluster.capability_args}
         how |= {"cni_args": cni_args, "result": results[0]}
         libcni.write_entry(self.cache, "multus-cni-network", pod.name, netns=pod.path, **how)
-        (self.delegates / pod.name).write_text(json.dumps([{"Conf": network.config} for network, _ in networks]))
         return results
 
     def _attach(
