@@ -44,7 +44,7 @@ class Failure:
 class CheckOutcome:
     """The outcome of CHECK for one attachment: failures, and warnings that passing plugins printed.
 
-    `foreign` lists plugins of other vendors, whose CHECK was not run. `skipped` is the configuration's reason for not
+    `foreign` names plugins of other vendors, whose CHECK was not run. `skipped` is the configuration's reason for not
     running CHECK (a version without CHECK); `unseen` is the reason why the attachment could not be inspected.
     """
 
@@ -86,9 +86,11 @@ class Checker:
         foreign: list[str] = []
         for plugin in one.network.plugins:
             kind = str(plugin["type"])
-            if kind not in self.plugins or self._has_other_ipam(plugin):
+            if kind not in self.plugins:
                 foreign.append(kind)
                 continue
+            if ipam := self._other_ipam(plugin):
+                foreign.append(f"the IPAM plugin {ipam} of {kind}")
             stderr = io.StringIO()
             try:
                 with redirect_stderr(stderr):
@@ -128,7 +130,9 @@ class Checker:
         assert one.network is not None
         stdin = one.network.build_config(plugin, capability_args=one.capability_args, prev_result=one.result)
         args, conf = self.build_call("CHECK", one.attachment, stdin, known=one)
-        skel.run_verb(self._delegates[str(plugin["type"])], replace(args, delegates=self._delegates), conf)
+        ipam = self._other_ipam(plugin)
+        delegates = {**self._delegates, ipam: replace(HOST_LOCAL, name=ipam, cmd_check=_check_nothing)}
+        skel.run_verb(delegates[str(plugin["type"])], replace(args, delegates=delegates), conf)
 
     def _lacks_only_rules(self, one: CachedAttachment, plugin: Mapping[str, object]) -> bool:
         """Returns whether only rules are missing; for an interface plugin, whether CHECK passes without ipMasq."""
@@ -143,12 +147,13 @@ class Checker:
             return False
         return True
 
-    def _has_other_ipam(self, plugin: Mapping[str, object]) -> bool:
+    def _other_ipam(self, plugin: Mapping[str, object]) -> str:
+        """Returns the type of an IPAM plugin that is not podwire's, "" for others: its CHECK would run a program."""
         try:
             ipam = Fields(plugin).section("ipam").string("type")
         except CniError:
-            return False
-        return bool(ipam) and ipam not in self.plugins
+            return ""
+        return "" if ipam in self.plugins else ipam
 
 
 def _obstacle(one: CachedAttachment) -> tuple[str, str]:
@@ -166,6 +171,10 @@ def _obstacle(one: CachedAttachment) -> tuple[str, str]:
     if not os.access(one.netns, os.R_OK):
         return "", NETNS_NOT_VISIBLE
     return "", ""
+
+
+def _check_nothing(args: CmdArgs, conf: NetConf) -> None:
+    """Stands for the CHECK of an IPAM plugin that is not podwire's; the interface plugin checks its addresses."""
 
 
 def _check_reservation(checker: Checker, args: CmdArgs, conf: NetConf) -> None:

@@ -1,5 +1,6 @@
 """The tool on a node with Multus: pods with a second network, both caches, no file in net.d for the second network."""
 
+import base64
 import json
 import os
 from dataclasses import replace
@@ -153,3 +154,17 @@ def test_gc_keeps_everything_without_multus_cache(node, pods, storage):
         done = node.podwire("gc", network, "--all")
         assert (done.returncode, "its attachments would count as garbage" in done.stderr) == (3, True), done
     assert show(node)["complete"] is False
+
+
+def test_check_of_a_network_whose_ipam_plugin_is_not_podwires(node, new_sandbox):
+    """The interface of a network with whereabouts is checked; the note names whereabouts, not the interface plugin."""
+    pod, far = new_sandbox(), node.bridge("far", "10.59.0.0/24")
+    node.run_pod(pod, far, name="a")
+    (entry,) = node.delegates.glob("results/far-*")
+    body = json.loads(entry.read_text())
+    config = {**far.config, "plugins": [{**far.plugins[0], "ipam": {"type": "whereabouts"}}]}
+    entry.write_text(json.dumps({**body, "config": base64.b64encode(json.dumps(config).encode()).decode()}))
+    (note,) = [one for one in node.list_findings() if one["group"] == "attachments"]
+    assert note["text"].endswith("checked; not 1: the IPAM plugin whereabouts of bridge is not podwire's")
+    pod.ip("address", "flush", "dev", "net1")
+    assert "bridge: Expected address 10.59.0.2/24" in str(node.find("pod-address-missing"))

@@ -16,6 +16,7 @@ from podwire.output import Output
 from podwire.probe.paths import Path
 from podwire.probe.run import PathState, Result
 from podwire.trace.suspect import Suspect
+from podwire.trace.topology import Topology
 from tests.support.sources import FILLED, sources
 
 FAULTS = [(check, fault) for check in CHECKS for fault in check.faults]
@@ -75,8 +76,8 @@ def test_an_equal_suspect_is_not_repeated():
         path, PathState.LOST, None, "no answer", Suspect("mtu", "default/a", "eth0 has MTU 68", look="ip link")
     )
     stream = io.StringIO()
-    test._print(lost, lost._replace(suspect=None), Output(stream))
-    test._print(lost, lost, Output(stream))
+    for previous in (lost._replace(suspect=None), lost):
+        test._print(lost, previous, cast(Topology, None), Output(stream))
     lines = stream.getvalue().splitlines()
     assert lines[1:3] == ["      suspect: default/a: eth0 has MTU 68", "      look in default/a: ip link"]
     assert lines[4:] == ["      suspect: as above"]
