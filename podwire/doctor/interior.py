@@ -23,7 +23,7 @@ from podwire.doctor.finding import UNSEEN, UNSEEN_FIX, Check, Finding, Severity,
 from podwire.doctor.interior_pod import InspectedPod
 from podwire.doctor.neighbours import duplicate_advice
 from podwire.doctor.node import Node
-from podwire.doctor.pods import VethPod, list_pods, remote_addresses
+from podwire.doctor.pods import VethPod, is_of_same_container, list_pods, remote_addresses
 from podwire.facts.network import NetworkFacts
 from podwire.output import plural
 from podwire.predictions.evaluation import INPUT, OUTPUT, PREROUTING, Fate, PacketEvent, traverse
@@ -107,6 +107,9 @@ class _Inspection:
         for entry in self._interior.neighbours:
             expected = self._expected_mac(entry.address)
             if entry.ifindex != link.index or not expected or not entry.mac or entry.mac == expected or entry.is_proxy:
+                continue
+            owner = self._one.owners.get(entry.address)
+            if owner and not entry.is_permanent and is_of_same_container(self._node, owner, entry.mac):
                 continue
             text = f"it sends packets for {entry.address} to {format_mac(entry.mac)}, and not to {format_mac(expected)}"
             command = f"ip neigh del {entry.address} dev {quote(self._ifname)}"

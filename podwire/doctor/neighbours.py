@@ -12,7 +12,7 @@ from cni.address import format_mac
 from kernel.neighbour import NeighbourEntry
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
-from podwire.doctor.pods import VethPod, list_pods, list_uplinks, port_of_mac
+from podwire.doctor.pods import VethPod, is_of_same_container, list_pods, list_uplinks, port_of_mac
 from podwire.doctor.run import Run
 
 _GROUP = "neighbours"
@@ -64,6 +64,8 @@ def _entries(node: Node) -> Iterator[Finding]:
             text = f'the host answers for {entry.address} on "{pod.gate.name}"'
             yield _PROXY.finding(subject, text, Run(f"ip neigh del proxy {where}"))
         elif entry.mac and pod.mac_bytes and entry.mac != pod.mac_bytes and not entry.is_without_arp:
+            if not entry.is_permanent and is_of_same_container(node, pod, entry.mac):
+                continue
             how = "was set to" if entry.is_permanent else "was learned as"
             text = f'{entry.address} on "{pod.gate.name}" {how} {format_mac(entry.mac)}, but the pod has {pod.mac}'
             fix = duplicate_advice(node, pod, entry) or Run(f"ip neigh del {where}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from ipaddress import ip_address
 
-from cni.address import Address, parse_mac
+from cni.address import Address, format_mac, parse_mac
 from kernel.link import IFF_LOOPBACK, Link
 from podwire.attachments import CachedAttachment
 from podwire.doctor.node import Interface, Node
@@ -65,6 +65,13 @@ def list_pods(node: Node) -> list[VethPod]:
     """Returns the running attachments to bridge and ptp networks; computed once, as every check needs them."""
     items = {item.network.name: item for item in node.interfaces}
     return [_pod(node, items[one.network_name], one) for one in node.running if one.network_name in items]
+
+
+def is_of_same_container(node: Node, pod: VethPod, mac: bytes) -> bool:
+    """Returns whether an interface of the pod has a MAC address: with arp_ignore 0 it answers for all addresses."""
+    container_id = pod.attachment.attachment.container_id
+    own = (one.typed_result.interfaces for one in node.running if one.attachment.container_id == container_id)
+    return format_mac(mac) in {each.mac.lower() for interfaces in own for each in interfaces if each.sandbox}
 
 
 def list_uplinks(node: Node) -> list[Link]:

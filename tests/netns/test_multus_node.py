@@ -10,6 +10,7 @@ import pytest
 from tests.support import libcni
 from tests.support.multus_node import MultusNode
 from tests.support.namespaces import delete_and_wait
+from tests.support.netstate import links
 
 
 @pytest.fixture
@@ -168,3 +169,24 @@ def test_check_of_a_network_whose_ipam_plugin_is_not_podwires(node, new_sandbox)
     assert note["text"].endswith("checked; not 1: the IPAM plugin whereabouts of bridge is not podwire's")
     pod.ip("address", "flush", "dev", "net1")
     assert "bridge: Expected address 10.59.0.2/24" in str(node.find("pod-address-missing"))
+
+
+def test_another_interface_of_the_pod_is_no_duplicate(node, storage, new_sandbox):
+    """A pod with two interfaces on one bridge answers ARP on both: a note, and no address that is used twice."""
+    both, other = node.bridge("second", "10.60.0.0/24", bridge="br-storage"), new_sandbox()
+    pod = new_sandbox()
+    node.run_pod(pod, storage, both, name="a")
+    node.run_pod(other, storage, name="b")
+    duplicates = [one for one in node.test()["paths"] if one["path"] == "duplicate" and one["pod"] == "default/a"]
+    assert [(one["network"], one["state"], one["detail"].partition(";")[0]) for one in duplicates] == [
+        ("cluster", "ok", ""),
+        ("second", "ok", "ARP flux: the pod's net1 answers, too"),
+        ("storage", "ok", "ARP flux: the pod's net2 answers, too"),
+    ]
+    mac = links(pod)["net2"]["address"]
+    for place, device in ((node.host, "br-storage"), (other, "net1")):
+        place.ip("neighbour", "replace", "10.56.0.2", "lladdr", mac, "dev", device, "nud", "reachable")
+    assert node.list_findings() == []
+    other.ip("address", "add", "10.60.0.2/24", "dev", "net1")
+    lost = [one for one in node.test()["paths"] if one["state"] == "lost"]
+    assert ("second", "duplicate") in {(one["network"], one["path"]) for one in lost}
