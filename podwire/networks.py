@@ -140,10 +140,11 @@ def parse(text: bytes, path: str) -> Network:
 
     Like libcni it refuses a list in a .conf or .json file, and a single plugin in a .conflist file.
     """
-    return _build(positions.loads(text), path)
+    return build(positions.loads(text), path)
 
 
-def _build(items: object, path: str) -> Network:
+def build(items: object, path: str) -> Network:
+    """Returns the network of a parsed file, as `parse` does; raises CniError(7)."""
     if not isinstance(items, dict):
         raise CniError(Code.DECODING_FAILURE, "it is not a JSON object")
     fields = Fields(items, context="network configuration")
@@ -207,7 +208,7 @@ def _read_delegates(network: Network) -> Iterator[NetworkFile]:
         yield read_file(path)
     for number, items in multus.list_delegates(plugin):
         try:
-            yield NetworkFile(network.path, replace(_build(items, ""), path=network.path))
+            yield NetworkFile(network.path, replace(build(items, ""), path=network.path))
         except CniError as error:
             problem = CniError(error.code, f"delegates[{number}]: {error.msg}", error.details)
             yield NetworkFile(network.path, problem=problem)

@@ -6,22 +6,29 @@ This module only reads and prints; the checks are in podwire/lint.
 from __future__ import annotations
 
 import os
+import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 
+from cni.errors import CniError, Code
 from podwire.command import Command, Context, Status, add_bin_dir, add_conf_dir, add_json, bin_dirs, conf_dir
-from podwire.lint import directory
+from podwire.lint import directory, source
 from podwire.lint.directory import LintResult
 from podwire.lint.source import LintSeverity, SourceFile
 from podwire.output import Cell, plural
+from process import files
 
 _STYLES = {LintSeverity.ERROR: "bad", LintSeverity.WARNING: "warning", LintSeverity.NOTE: "dim"}
 _BAD = (LintSeverity.ERROR, LintSeverity.WARNING)
+_MOST_BYTES = 32 << 20  # of --nad
 
 
 def _run(context: Context, options: Namespace) -> Status:
     places = () if options.no_bin_dir else tuple(one for one in bin_dirs(context, options) if os.path.isdir(one))
-    linted = [_lint(path, context, places) for path in options.paths or [conf_dir(context, options)]]
+    default = [] if options.nad else [conf_dir(context, options)]
+    linted = [_lint(path, context, places) for path in options.paths or default]
+    if options.nad:
+        linted.append(directory.lint_definitions(_read(options.nad), options.nad, context.plugins, places))
     counts = Counter(finding.severity for one in linted for page in one.files for finding in page.findings)
     is_empty = any(one.is_directory and one.winner is None for one in linted)
     _print_json(context, linted, counts)
@@ -34,6 +41,16 @@ def _lint(path: str, context: Context, places: tuple[str, ...]) -> LintResult:
     if os.path.exists(path) and not os.path.isdir(path):
         return directory.lint_file(path, context.plugins, places)
     return directory.lint_directory(path, context.plugins, places)
+
+
+def _read(path: str) -> bytes:
+    """Returns the content of a file, of standard input for "-"; raises CniError(5)."""
+    try:
+        return sys.stdin.buffer.read(_MOST_BYTES) if path == "-" else files.read(path, _MOST_BYTES)
+    except OSError as error:
+        raise CniError(Code.IO_FAILURE, f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CniError(Code.IO_FAILURE, f"cannot read {path}: {error}") from error
 
 
 def _print(context: Context, linted: list[LintResult], counts: Counter[LintSeverity]) -> None:
@@ -57,7 +74,9 @@ def _print_winner(context: Context, one: LintResult) -> None:
         context.out.print(Cell(f"{one.path}: no runtime finds a network here", "bad"))
         return
     winner, network = os.path.basename(one.winner.path), one.winner.network.name
-    context.out.print(f'Kubernetes\' runtimes use "{network}" of {winner}, the first file that can be used.')
+    delegates = [each.network.name for each in source.list_delegates(one.winner) if each.network]
+    pods = f' Multus attaches pods to "{delegates[0]}", and to those that their annotations name.' if delegates else ""
+    context.out.print(f'Kubernetes\' runtimes use "{network}" of {winner}, the first file that can be used.{pods}')
     others = [page.network.name for page in one.files if page.network and page is not one.winner]
     if others:
         context.out.print(f"libcni also finds by name: {', '.join(dict.fromkeys(others))}")
@@ -97,6 +116,12 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "paths", metavar="FILE|DIR", nargs="*", help="files or directories to check (the directory of --conf-dir)"
     )
+    parser.add_argument(
+        "--nad",
+        metavar="FILE",
+        default="",
+        help="check NetworkAttachmentDefinitions, printed by kubectl get net-attach-def -A -o json (-: standard input)",
+    )
     add_conf_dir(parser)
     add_bin_dir(parser)
     parser.add_argument("--no-bin-dir", action="store_true", help="do not check whether the plugins are installed")
@@ -114,7 +139,8 @@ correction. It changes nothing and starts no process.
   note     worth knowing
 
 For a directory it also prints which file wins: Kubernetes' runtimes (containerd, CRI-O) use the first file by name;
-podman, nerdctl and cnitool find a network by its name. Keys of other vendors' plugins are not checked.
+podman, nerdctl and cnitool find a network by its name. Keys of other vendors' plugins are not checked. Networks inside
+Multus' file are checked as a file is; those of NetworkAttachmentDefinitions with --nad, under their names.
 
 Exit status: 0 without errors and warnings, 1 with some.
 
@@ -131,6 +157,7 @@ COMMAND = Command(
     (
         ("podwire lint", "all networks of this node, and the one that pods get"),
         ("podwire lint --no-bin-dir conf/*.conflist", "single files, without a node, as in continuous integration"),
+        ("kubectl get net-attach-def -A -o json | podwire lint --nad -", "Multus' networks of the whole cluster"),
         ("podwire lint --json /etc/cni/net.d", "for a program"),
     ),
 )

@@ -8,7 +8,7 @@ from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import Node
 from podwire.lint import directory
 from podwire.lint.source import LintSeverity
-from podwire.networks import Network
+from podwire.networks import Network, with_delegates
 
 _GROUP = "configuration"
 
@@ -21,7 +21,8 @@ _LINT = Fault(
 
 
 def _check(node: Node) -> Iterator[Finding]:
-    usable = {file.path for file in node.files if file.network}  # `file-unusable` reports the others
+    broken = {file.path for file in with_delegates(node.files) if file.problem}  # `file-unusable` reports these
+    usable = {file.path for file in node.files} - broken
     names = {network.path for network in node.networks}
     for page in directory.lint_directory(node.conf_dir, node.plugins, ()).files:
         if page.path not in usable or page.path not in names or _is_loopback(page.network):

@@ -87,7 +87,8 @@ def _directories(node: Node) -> Iterator[Finding]:
 
 
 def _versions(node: Node) -> Iterator[Finding]:
-    refused = [one for one in node.networks if one.single_version == _CURRENT]
+    # Multus returns the result of the cluster's network; those of NetworkAttachmentDefinitions stay in its cache.
+    refused = [one for one in node.networks if one.single_version == _CURRENT and one.name in node.configured_names]
     is_used = any(
         one.name == "containerd"
         and not (one.problem or one.without_cni)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from cni.errors import CniError, Code
 from cni.skel import Plugin
-from podwire.lint import bridges, chain, entry, masters, names, ranges, settings, source
+from podwire.lint import bridges, chain, entry, layers, masters, names, ranges, settings, source
 from podwire.lint.entry import PluginEntry
+from podwire.lint.layers import Delegate
 from podwire.lint.source import LintSeverity, SourceFile
 from podwire.networks import SUFFIXES
 
@@ -37,9 +39,17 @@ def lint_file(path: str, plugins: Mapping[str, Plugin], bin_dirs: Sequence[str])
     if not path.endswith(SUFFIXES):
         file.add(LintSeverity.NOTE, "no runtime reads a file with this suffix", f"they read {', '.join(SUFFIXES)}")
     entries, drop_ins = _check(file, plugins, bin_dirs)
-    for one in entries:
+    delegates = layers.check(file, partial(_check, plugins=plugins, bin_dirs=bin_dirs))
+    for one in (*entries, *(one for delegate in delegates for one in delegate.entries)):
         ranges.check(one)
     return LintResult(_sorted((file, *drop_ins)), path=path)
+
+
+def lint_definitions(data: bytes, path: str, plugins: Mapping[str, Plugin], bin_dirs: Sequence[str]) -> LintResult:
+    """Checks NetworkAttachmentDefinitions, as `kubectl get -o json` prints them; raises CniError(6) for other text."""
+    files = layers.read_definitions(data, path)
+    _check_together([one for file in files for one in _check(file, plugins, bin_dirs)[0]])
+    return LintResult(_sorted(files), path=path)
 
 
 def lint_directory(path: str, plugins: Mapping[str, Plugin], bin_dirs: Sequence[str]) -> LintResult:
@@ -55,6 +65,7 @@ def lint_directory(path: str, plugins: Mapping[str, Plugin], bin_dirs: Sequence[
     files: list[SourceFile] = []
     others: list[SourceFile] = []
     entries: list[tuple[PluginEntry, ...]] = []
+    delegates: list[Delegate] = []
     for name in listed:
         full = os.path.join(path, name)
         if name.endswith(SUFFIXES) and not os.path.isdir(full):
@@ -63,6 +74,7 @@ def lint_directory(path: str, plugins: Mapping[str, Plugin], bin_dirs: Sequence[
             entries.append(of_file)
             files.append(file)
             others += drop_ins
+            delegates += layers.check(file, partial(_check, plugins=plugins, bin_dirs=bin_dirs))
         elif not os.path.isdir(full) and any(part in name.casefold() for part in _LOOKS_LIKE):
             unread = SourceFile(full)
             unread.add(LintSeverity.NOTE, "no runtime reads this file", f"they read {', '.join(SUFFIXES)}")
@@ -71,9 +83,9 @@ def lint_directory(path: str, plugins: Mapping[str, Plugin], bin_dirs: Sequence[
     _check_broken(files, winner)
     _check_winner(winner)
     hidden = _check_hidden(files)
-    _check_together(
-        [one for of_file, file in zip(entries, files, strict=True) if file not in hidden for one in of_file]
-    )
+    layers.check_order(files, winner)
+    used = [one for of_file, file in zip(entries, files, strict=True) if file not in hidden for one in of_file]
+    _check_together([*used, *layers.select_other(delegates, files)])
     return LintResult(_sorted((*files, *others)), winner, is_directory=True, path=path)
 
 
@@ -89,7 +101,7 @@ def _check(
             names.check_delegate(one, plugins["bridge"].keys)
         settings.check(one)
     chain.check(file, entries, bin_dirs)
-    if os.path.basename(file.path).startswith("."):
+    if os.path.basename(file.path).startswith(".") and not file.top:
         file.add(LintSeverity.NOTE, "this file is hidden, but runtimes read it", "rename or remove the file")
     return entries, drop_ins
 

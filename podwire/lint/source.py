@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 
 from cni import gojson
 from cni.errors import CniError
-from podwire import networks
+from podwire import multus, networks
 from podwire.lint import positions
 from podwire.lint.positions import Document, JsonSyntaxError, JsonValue
 from podwire.networks import Network
@@ -44,12 +46,16 @@ class LintFinding:
 
 @dataclass(eq=False)
 class SourceFile:
-    """A file; `document` is None if it is not JSON, `network` None if no runtime can use it."""
+    """A file; `document` is None if it is not JSON, `network` None if no runtime can use it.
+
+    `top` is the key path of a network inside the file, to which Multus delegates: findings are the whole file's.
+    """
 
     path: str
     document: Document | None = None
     network: Network | None = None
     findings: list[LintFinding] = field(default_factory=list)
+    top: str = ""
 
     def add(self, severity: LintSeverity, text: str, hint: str = "") -> None:
         """Adds a finding about the whole file."""
@@ -60,7 +66,8 @@ class SourceFile:
         """The JSON object in the file, None if the file has none."""
         if self.document is None or self.document.root.members is None:
             return None
-        return JsonObject(self, self.document, self.document.root)
+        whole = JsonObject(self, self.document, self.document.root)
+        return whole.below(self.top) if self.top else whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,10 +127,38 @@ class JsonObject:
 def read(path: str) -> SourceFile:
     """Reads a file; if it is invalid, the reason is its first finding."""
     source, data = _read_bytes(path)
-    if data is None or not _read_document(source, data):
-        return source
+    if data is not None:
+        _read_network(source, data)
+    return source
+
+
+def read_text(path: str, data: bytes) -> SourceFile:
+    """Reads a network that is in no file of this node, as `path` names it; if it is invalid, a finding says why."""
+    source = SourceFile(path)
+    _read_network(source, data)
+    return source
+
+
+def list_delegates(source: SourceFile) -> Iterator[SourceFile]:
+    """Yields the networks in a file to which Multus delegates."""
+    for index, plugin in enumerate(source.network.plugins if source.network else ()):
+        is_list = source.root is not None and source.root.node.get("plugins") is not None
+        for number, items in multus.list_delegates(plugin) if multus.find_multus([plugin]) else ():
+            top = f"plugins[{index}].delegates[{number}]" if is_list else f"delegates[{number}]"
+            delegate = SourceFile(source.path, source.document, None, source.findings, top)
+            _set_network(delegate, partial(networks.build, items, ""))
+            yield delegate
+
+
+def _read_network(source: SourceFile, data: bytes) -> None:
+    if _read_document(source, data):
+        _set_network(source, partial(networks.parse, data, source.path))
+
+
+def _set_network(source: SourceFile, parse: Callable[[], Network]) -> None:
+    """Sets the network of a file; if it is invalid, the reason becomes a finding."""
     try:
-        source.network = networks.parse(data, path)
+        source.network = parse()
     except OSError as error:
         source.add(LintSeverity.ERROR, f"its plugins cannot be read: {error.filename}: {error.strerror}")
     except ValueError as error:
@@ -135,7 +170,6 @@ def read(path: str) -> SourceFile:
             source.root.add(LintSeverity.ERROR, source.root.key_of(error) or first, text, error.details)
         else:
             source.add(LintSeverity.ERROR, text, 'write {"cniVersion": ..., "name": ..., "plugins": [...]}')
-    return source
 
 
 def read_part(path: str) -> SourceFile:

@@ -7,7 +7,9 @@ import pytest
 from attachment.presence import Presence
 from podwire import attachments, networks
 from podwire.layers import Layer, read_layers
+from podwire.runtimes import Runtime
 from tests.support import libcni
+from tests.support.unit_node import new_node, run_check
 
 CLUSTER = {"cniVersion": "1.0.0", "name": "cluster", "plugins": [{"type": "bridge"}]}
 BROKEN = {"cniVersion": "1.0.0", "name": "cluster", "plugins": []}
@@ -97,3 +99,25 @@ def test_multus_without_its_cache_is_incomplete(tmp_path, layers):
     libcni.write_entry(tmp_path / "cni", "multus-cni-network", "a", config=json.loads(multus()), netns="/absent/x")
     (one,) = attachments.list_cached(layers)
     assert one.presence is not Presence.GONE or attachments.describe_undelegated([one]) == []
+
+
+def test_doctor_reports_a_delegate_that_cannot_be_used(tmp_path):
+    """A broken network inside Multus' file is a finding about that file, and no second one of lint."""
+    node = new_node(tmp_path)
+    (tmp_path / "net.d" / "00-multus.conf").write_text(multus(delegates=[BROKEN]))
+    (finding,) = run_check(node, "files")
+    assert finding.name == "file-unusable"
+    assert "delegates[0]" in finding.text
+    assert run_check(node, "lint") == []
+
+
+@pytest.mark.parametrize(("version", "is_reported"), [("1.0.0", False), ("1.1.0", True)])
+def test_doctor_names_a_version_that_the_runtime_refuses(tmp_path, version, is_reported):
+    """A cluster's network of 1.1.0 inside Multus' file is a problem with containerd 1: every pod waits."""
+    node = new_node(tmp_path)
+    (tmp_path / "net.d" / "00-multus.conf").write_text(multus(delegates=[{**CLUSTER, "cniVersion": version}]))
+    (tmp_path / "containerd").write_text("#!/bin/sh\necho containerd github.com/containerd/containerd 1.6.20 1")
+    (tmp_path / "containerd").chmod(0o755)
+    node.env = {"PATH": str(tmp_path)}
+    node.runtimes = (Runtime("containerd", ("/opt/cni/bin",), conf_dir=node.conf_dir),)
+    assert [one.subject for one in run_check(node, "versions")] == ["cluster"] * is_reported
