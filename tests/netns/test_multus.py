@@ -117,6 +117,25 @@ def test_list_with_sbr(bin_dir, host, sandbox, tmp_path, network):
     assert (state(sandbox), routing(sandbox)) == before
 
 
+@pytest.mark.parametrize("keys", [{}, {"addSourceHints": True}], ids=["sbr", "addSourceHints"])
+def test_default_route_of_multus_beside_sbr(bin_dir, host, sandbox, tmp_path, network, keys):
+    """The default route that Multus sets after sbr needs addSourceHints: else the gateway is not reachable."""
+    lists = [json.loads(block) for block in Document(DOCS / "multus.md").blocks("json")]
+    (body,) = [item for item in lists if any(plugin["type"] == "sbr" for plugin in item.get("plugins", ()))]
+    body["plugins"][-1] |= keys
+    multus = Multus(host, body, tmp_path)
+    network.add(sandbox)
+    multus.add(sandbox)
+    sandbox.ip("route", "delete", "default")
+    set_route = ("route", "add", "default", "via", "10.56.0.1", "dev", "net1")
+    if keys:
+        sandbox.ip(*set_route)
+    else:
+        with pytest.raises(AssertionError, match="invalid gateway"):
+            sandbox.ip(*set_route)
+    multus.delete(sandbox)
+
+
 def test_the_definition_attaches_a_second_network(multus, host, sandbox, network):
     """The pod gets net1 with the definition's address and no second default route; DEL deletes it."""
     network.add(sandbox)
