@@ -70,8 +70,8 @@ def list_pods(node: Node) -> list[VethPod]:
 def is_of_same_container(node: Node, pod: VethPod, mac: bytes) -> bool:
     """Returns whether an interface of the pod has a MAC address: with arp_ignore 0 it answers for all addresses."""
     container_id = pod.attachment.attachment.container_id
-    own = (one.typed_result.interfaces for one in node.running if one.attachment.container_id == container_id)
-    return format_mac(mac) in {each.mac.lower() for interfaces in own for each in interfaces if each.sandbox}
+    results = (one.typed_result for one in node.running if one.attachment.container_id == container_id)
+    return format_mac(mac) in {each.mac.lower() for result in results for each in result.interfaces if each.sandbox}
 
 
 def list_uplinks(node: Node) -> list[Link]:

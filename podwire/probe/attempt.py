@@ -57,7 +57,7 @@ def run_all(attempts: Sequence[Attempt]) -> None:
 class OwnerSearch:
     """Asks on a link (ARP, NDP) which other machine has an address: `other_mac` is its answer. A context manager.
 
-    `own_ifname` is another interface of the source that answered: with arp_ignore 0 each one answers for all addresses.
+    `same_place_ifname` is another interface of the source that answered: with arp_ignore 0 each answers for all.
     `sender` is the link's address that asks. Without a sender, ask only for the link's own address: a machine that is
     still checking the address would give it up.
     """
@@ -66,11 +66,11 @@ class OwnerSearch:
         self.address = address
         self._sender = sender
         self._requests = max(2, int(limit_s / _INTERVAL_S))
-        self.other_mac = self.own_ifname = ""
+        self.other_mac = self.same_place_ifname = ""
         self.error = 0
         self.sent = 0
         self._mac = link.mac_bytes
-        self._own = {one.mac: one.name for one in source.links if one.index != link.index and not sender}
+        self._names_by_mac = {one.mac: one.name for one in source.links if one.index != link.index and not sender}
         self._next_s = 0.0
         packets = arp_filter() if address.version == 4 else neighbour_advertisement_filter()
         self._stack = ExitStack()
@@ -116,8 +116,8 @@ class OwnerSearch:
                 mac = conflict.mac if conflict else None
             else:
                 mac = ndp.find_owner(packet, self.address.packed)
-            if mac and format_mac(mac) in self._own:
-                self.own_ifname = self._own[format_mac(mac)]
+            if mac and format_mac(mac) in self._names_by_mac:
+                self.same_place_ifname = self._names_by_mac[format_mac(mac)]
             elif mac and mac != self._mac:
                 self.other_mac = format_mac(mac)
 

@@ -282,9 +282,9 @@ def _in_time(path: Path, elapsed_s: float, *, resent: bool = False, detail: str 
 
 
 def _duplicate(path: Path, search: OwnerSearch) -> Result:
-    if search.own_ifname and not search.other_mac:
+    if search.same_place_ifname and not search.other_mac:
         return Result(
-            path, PathState.OK, None, f"ARP flux: the pod's {search.own_ifname} answers, too; arp_ignore is 0"
+            path, PathState.OK, None, f"ARP flux: the pod's {search.same_place_ifname} answers, too; arp_ignore is 0"
         )
     if search.error or not search.other_mac:
         return _unless_error(path, search)

@@ -73,7 +73,7 @@ def test_repair_and_metrics_know_the_second_network(node, pods, storage):
         assert f'podwire_attachments{{network="{network}",state="ok"}} 2' in metrics
 
 
-def test_each_network_is_tested_among_its_own_pods(node, pods, storage, new_sandbox):
+def test_each_network_is_tested_among_its_pods(node, pods, storage, new_sandbox):
     """No path of a healthy node is lost: without lo, and without paths between second networks, which are named."""
     other = node.bridge("backup", "10.57.0.0/24")
     node.run_pod(new_sandbox(), other, storage, name="c")
@@ -157,7 +157,7 @@ def test_gc_keeps_everything_without_multus_cache(node, pods, storage):
     assert show(node)["complete"] is False
 
 
-def test_check_of_a_network_whose_ipam_plugin_is_not_podwires(node, new_sandbox):
+def test_check_of_a_network_with_a_foreign_ipam_plugin(node, new_sandbox):
     """The interface of a network with whereabouts is checked; the note names whereabouts, not the interface plugin."""
     pod, far = new_sandbox(), node.bridge("far", "10.59.0.0/24")
     node.run_pod(pod, far, name="a")

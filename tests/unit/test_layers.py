@@ -28,7 +28,7 @@ def multus(**keys):
         ({"type": "multus-shim"}, "/var/lib/cni/multus"),
     ],
 )
-def test_multus_cache_is_found_from_its_configuration(tmp_path, keys, expected):
+def test_multus_cache_is_that_of_its_configuration(tmp_path, keys, expected):
     """Multus' cache is read beside those of the runtimes, at the place that its file names, thin or thick."""
     path = tmp_path / "00-multus.conf"
     path.write_text(multus(**keys))
