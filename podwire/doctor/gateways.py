@@ -24,7 +24,12 @@ def advertised_at(interface: str) -> str:
 
 
 def missing_gateways(node: Node, item: Interface) -> list[Cidr]:
-    """Returns the pods' gateways, with the length of their subnets, that no interface of the host has."""
+    """Returns the pods' gateways, with the length of their subnets, that no interface of the host has.
+
+    The gateway of a network that the host does not route is a router on it: the host must not have that address.
+    """
+    if not item.routed:
+        return []
     assigned = {one.address.ip for addresses in node.addresses.values() for one in addresses}
     missing = {
         ip.gateway: with_prefix(ip.gateway, ip.address.network.prefixlen)
