@@ -282,12 +282,10 @@ def _in_time(path: Path, elapsed_s: float, *, resent: bool = False, detail: str 
 
 
 def _duplicate(path: Path, search: OwnerSearch) -> Result:
-    if search.same_place_ifname and not search.other_mac:
-        return Result(
-            path, PathState.OK, None, f"ARP flux: the pod's {search.same_place_ifname} answers, too; arp_ignore is 0"
-        )
     if search.error or not search.other_mac:
-        return _unless_error(path, search)
+        ifname = search.same_place_ifname
+        flux = f"ARP flux: the pod's {ifname} answers, too; arp_ignore is 0" if ifname else ""
+        return _unless_error(path, search, flux)
     text = f"another machine with the MAC address {search.other_mac} has the address {search.address}"
     suspect = Suspect(
         "duplicate", path.source.name, text, search.other_mac, look=f"ip neighbour | grep {search.other_mac}"
@@ -304,10 +302,10 @@ def _next_hop(path: Path, search: OwnerSearch) -> Result:
     return Result(path, PathState.LOST, None, "no answer", suspect)
 
 
-def _unless_error(path: Path, search: OwnerSearch) -> Result:
+def _unless_error(path: Path, search: OwnerSearch, detail: str = "") -> Result:
     if search.error:
         return Result(path, PathState.LOST, None, f"cannot send: {os.strerror(search.error)}")
-    return Result(path, PathState.OK)
+    return Result(path, PathState.OK, None, detail)
 
 
 def _with_suspect(
