@@ -201,7 +201,8 @@ def test_dry_run_prints_missing_rules(node, new_sandbox):
 
 @pytest.mark.parametrize("options", [(), ("--dry-run",), ("--json",)])
 def test_missing_cache_directory(node, options):
-    """A --cache-dir that does not exist is an error with exit status 3, not a node without pods."""
+    """A --cache-dir that does not exist is an error with exit status 3, also beside one that does."""
+    (node.cache / "results").mkdir(parents=True)
     outcome = node.tool("--cache-dir", "/nonexistent", *options)
     assert outcome.status == 3, outcome
     assert "the cache /nonexistent/results does not exist" in outcome.stdout.decode() + outcome.stderr
