@@ -20,7 +20,7 @@ from cni.address import Address
 from kernel.codec_netfilter import TableMessage
 from kernel.codec_tracing import TraceMessage
 from kernel.errors import KernelError
-from kernel.netfilter import nft, nft_rule
+from kernel.netfilter import nfqueue, nft, nft_rule
 from kernel.netfilter import nft_expression as expression
 from kernel.netfilter.nft import BRIDGE, INET, Chain, Hook, NftSocket, Table
 from kernel.netfilter.nft_expression import EQ
@@ -41,6 +41,7 @@ _PREFIX = "podwire_trace_"
 _BUFFER_BYTES, _RECEIVE_BYTES = 1 << 20, 1 << 17
 _ETH_P_ARP = 0x0806
 _ARP_SENDER = 14  # offset of the sender's IPv4 address in an ARP packet
+_DISCARDS = "the end of a trace would discard the packets that wait there"
 _ECHO_ID = 4  # offset of an echo's ID in its ICMP header
 
 
@@ -123,8 +124,14 @@ class Tracer:
         self._rules.close()
 
     def start(self, tuples: Iterable[Tuple]) -> None:
-        """Traces the packets of `tuples` from now on, also frames that are only bridged; raises KernelError."""
+        """Traces the packets of `tuples` from now on, also frames that are only bridged; raises KernelError.
+
+        It refuses with EBUSY where a program reads packets from queues (NFQUEUE): when the tables are removed, the
+        kernel discards all packets that wait in queues of the namespace.
+        """
         self.stop()
+        if queues := _list_queues():
+            raise KernelError(f"trace packets beside the queues {queues} (NFQUEUE)", errno.EBUSY, _DISCARDS)
         desired = list(tuples)
         for family in (INET, BRIDGE):
             table = Table(family, self._name)
@@ -172,7 +179,12 @@ class Tracer:
 
 
 def delete_stale(socket: NftSocket) -> int:
-    """Deletes the tables of traces whose process does not exist; returns their number. Raises KernelError."""
+    """Deletes the tables of traces whose process does not exist; returns their number. Raises KernelError.
+
+    Where a program reads packets from queues (NFQUEUE), the tables stay: they have no effect on packets.
+    """
+    if _list_queues():
+        return 0
     request = Request("list the tables", TableMessage, _GETTABLE, NLM_F_DUMP, {"family": 0}, ignore=nft.ABSENT_ERRNOS)
     number = 0
     for message in socket.dump(request):
@@ -183,6 +195,14 @@ def delete_stale(socket: NftSocket) -> int:
                 nft.change(socket, _delete_request(Table(message["family"], name)), recorded=False)
                 number += 1
     return number
+
+
+def _list_queues() -> str:
+    """Returns the queues of the namespace that a program reads, "" for none; raises KernelError."""
+    try:
+        return ", ".join(map(str, sorted(nfqueue.list_queues())))
+    except OSError as error:
+        raise KernelError("read the queues of netfilter (NFQUEUE)", error.errno or errno.EIO) from error
 
 
 def _parse(data: bytes) -> Iterator[TraceEvent]:

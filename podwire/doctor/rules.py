@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from cni.errors import CniError
+from kernel.netfilter import nfqueue
 from kernel.netfilter.ruleset import FAMILY_NAMES, FilterRule
 from kernel.sockets_table import list_listeners
 from podwire.doctor import probes
@@ -19,7 +20,7 @@ from podwire.doctor.accepting import accept_commands
 from podwire.doctor.attachments import rules_of
 from podwire.doctor.culprits import Culprit, is_iptables, look, owner_of_event
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
-from podwire.doctor.node import Node, read_text
+from podwire.doctor.node import Node
 from podwire.doctor.pods import host_addresses
 from podwire.doctor.probes import Happening, Prediction
 from podwire.doctor.run import Run
@@ -33,7 +34,6 @@ from podwire.predictions.verdicts import Action
 _GROUP = "packet filter"
 LEGACY = "iptables-legacy"  # a value of `Finding.objects`
 _ENDS = ("drop", "reject", "queue", "expire")
-_QUEUES = "/proc/net/netfilter/nfnetlink_queue"
 _FEW_PORTS = 1000  # so many connections to one server can be open at once
 _WORDS = {
     "drop": "drops",
@@ -197,7 +197,7 @@ class _Programs:
     @cached_property
     def queues(self) -> frozenset[int]:
         """The queues (NFQUEUE) that a program reads."""
-        return frozenset(int(line.split()[0]) for line in read_text(_QUEUES).splitlines() if line.strip())
+        return nfqueue.list_queues()
 
     @cached_property
     def ports(self) -> frozenset[tuple[int, int]]:

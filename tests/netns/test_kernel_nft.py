@@ -3,14 +3,16 @@
 import errno
 import os
 import struct
+from ipaddress import ip_address
 from socket import AF_INET, AF_NETLINK, SOCK_DGRAM, SOCK_RAW, socket
 
 import pytest
 
 from kernel.errors import KernelError
-from kernel.netfilter import nft, nft_rule
+from kernel.netfilter import nft, nft_rule, nft_trace
 from kernel.netfilter.nft import Chain, Hook, Table
 from kernel.netfilter.nft_dry_run import dry_run
+from kernel.netfilter.nft_trace import Tracer, Tuple
 from kernel.rtnl import wait_readable
 from kernel.system import System
 from tests.support.netstate import nft_rules
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.needs("nft_nat")
 
 NETLINK_NETFILTER, NFQNL_MSG_CONFIG = 12, 3 << 8 | 2
 
+LOOPBACK = ip_address("127.0.0.1")
 TABLE = Table(nft.INET, "t", "a table")
 CHAIN = Chain(TABLE, "c", comment="a chain")
 OTHER = Chain(TABLE, "other")
@@ -93,9 +96,9 @@ def test_a_dry_run_changes_nothing(netfilter, host):
     assert nft_rules(host) == []
 
 
-@pytest.mark.needs("iptables_nft_nat")
-def test_a_dry_run_discards_no_queued_packet(netfilter, host):
-    """Packets that wait for an intrusion prevention system (NFQUEUE) outlast a dry run of a table with hooks."""
+@pytest.fixture
+def queued(host):
+    """A packet waits for an intrusion prevention system (NFQUEUE); returns how many wait there now."""
     host.run("iptables-nft", "-A", "OUTPUT", "-p", "udp", "--dport", "9", "-j", "NFQUEUE", "--queue-num", "9")
     with (
         host.entered(),
@@ -108,10 +111,25 @@ def test_a_dry_run_discards_no_queued_packet(netfilter, host):
             queue.send(struct.pack("=IHHII", 16 + len(message), NFQNL_MSG_CONFIG, 5, 0, 0) + message)
             assert struct.unpack_from("=i", queue.recv(4096), 16) == (0,)
         sender.sendto(b"x", ("127.0.0.1", 9))
-        waiting = host.run("cat", "/proc/net/netfilter/nfnetlink_queue").split()[2]
-        dry_run(netfilter, nft.table_request(TABLE), nft.chain_request(BASE))
-        after = host.run("cat", "/proc/net/netfilter/nfnetlink_queue").split()[2]
-    assert (waiting, after) == ("1", "1")
+        yield lambda: host.run("cat", "/proc/net/netfilter/nfnetlink_queue").split()[2]
+
+
+@pytest.mark.needs("iptables_nft_nat")
+def test_a_dry_run_discards_no_queued_packet(netfilter, queued):
+    """A dry run of a table with hooks removes none from the kernel."""
+    waiting = queued()
+    dry_run(netfilter, nft.table_request(TABLE), nft.chain_request(BASE))
+    assert (waiting, queued()) == ("1", "1")
+
+
+@pytest.mark.needs("iptables_nft_nat", "nft_inet")
+def test_a_trace_is_refused_beside_queued_packets(netfilter, queued):
+    """Neither a trace nor the removal of a killed one's tables discards waiting packets."""
+    nft.change(netfilter, nft.table_request(Table(nft.INET, "podwire_trace_99999999")), recorded=False)
+    assert nft_trace.delete_stale(netfilter) == 0
+    with Tracer() as tracer, pytest.raises(KernelError, match=r"queues 9 \(NFQUEUE\)"):
+        tracer.start([Tuple(17, LOOPBACK, 1, LOOPBACK, 9)])
+    assert queued() == "1"
 
 
 @pytest.mark.parametrize("filtering", [True, False])
