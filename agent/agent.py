@@ -137,7 +137,7 @@ class Agent:
             return
         self._route_updates.update(node.name, change.others)
         self._masquerade_updates.schedule(node.name, change.others)
-        if change.has_networks or node.name == self._cluster.name:
+        if change.networks_changed or node.name == self._cluster.name:
             self._ensure_files()
 
     def _remove(self, name: str) -> None:

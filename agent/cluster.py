@@ -17,10 +17,10 @@ from agent.node import Node
 from cni.address import Address, Network
 
 
-class Change(NamedTuple):
+class NodeChange(NamedTuple):
     """A change of a node: whether its networks changed, and the other nodes whose usable addresses changed."""
 
-    has_networks: bool
+    networks_changed: bool
     others: frozenset[str] = frozenset()
 
 
@@ -68,13 +68,13 @@ class Cluster:
             if node is not this:
                 self.conflicts.change(None, node)
 
-    def set(self, node: Node) -> Change:
+    def set(self, node: Node) -> NodeChange:
         """Adds or replaces a node as `replace` does."""
         before = self.nodes.get(node.name)
         node = self.nodes[node.name] = self._with_known_networks(node, before)
         return self._changed(node.name, before, node)
 
-    def remove(self, name: str) -> Change:
+    def remove(self, name: str) -> NodeChange:
         """Removes a node."""
         return self._changed(name, self.nodes.pop(name, None), None)
 
@@ -105,14 +105,14 @@ class Cluster:
             return node
         return node._replace(pod_cidrs=before.pod_cidrs, problems=node.problems or ("its podCIDR is missing",))
 
-    def _changed(self, name: str, before: Node | None, after: Node | None) -> Change:
+    def _changed(self, name: str, before: Node | None, after: Node | None) -> NodeChange:
         if after and after.problems:
             self._wrong[name] = after.problems
         else:
             self._wrong.pop(name, None)
         names = self.conflicts.change(before, after)
-        has_networks = (before.pod_cidrs if before else ()) != (after.pod_cidrs if after else ())
-        return Change(has_networks, names - {name})
+        networks_changed = (before.pod_cidrs if before else ()) != (after.pod_cidrs if after else ())
+        return NodeChange(networks_changed, names - {name})
 
     def _no_conflicts(self) -> Conflicts:
         return Conflicts(self.name, self._api_addresses, fixed=self._is_fixed)
