@@ -9,7 +9,17 @@ from collections.abc import Collection, Iterable, Mapping
 
 from agent.holders import Holders
 from agent.node import Node
-from agent.route_plan import Kind, Peer, Plan, Situation, keep_addresses, needs_tunnel, new_objects, peer_of, plan_peer
+from agent.route_plan import (
+    ObjectKind,
+    Peer,
+    Plan,
+    Situation,
+    keep_addresses,
+    needs_tunnel,
+    new_objects,
+    peer_of,
+    plan_peer,
+)
 from kernel.protocol_route import Prefix
 
 
@@ -83,9 +93,9 @@ class PeerPlans:
 
     def keys(self, names: Iterable[str], situation: Situation) -> tuple[set[bytes], ...]:
         """Returns the keys of the objects in the plans of some nodes, by kind."""
-        keys = tuple(set[bytes]() for _ in Kind)
+        keys = tuple(set[bytes]() for _ in ObjectKind)
         for name in names:
-            for kind, table in zip(Kind, self.plan(name, situation).objects, strict=True):
+            for kind, table in zip(ObjectKind, self.plan(name, situation).objects, strict=True):
                 keys[kind].update(table)
         return keys
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from agent.route_plan import Kind, Objects, Plan, Value
+from agent.route_plan import ObjectKind, Objects, ObjectValue, Plan
 from kernel.protocol_route import Hop, Prefix
 
 
-class Change(NamedTuple):
+class ObjectChange(NamedTuple):
     """A change of one object; `value` None deletes it."""
 
-    kind: Kind
+    kind: ObjectKind
     key: bytes
-    value: Value | None
+    value: ObjectValue | None
 
 
 class RouteDiff:
@@ -27,27 +27,27 @@ class RouteDiff:
         self._existing = existing
         self._unchanged = set(unchanged)
         self._tunnel = tunnel
-        self._additions: list[Change] = []
-        self._desired: tuple[set[bytes], ...] = tuple(set() for _ in Kind)
+        self._additions: list[ObjectChange] = []
+        self._desired: tuple[set[bytes], ...] = tuple(set() for _ in ObjectKind)
 
     def add(self, plan: Plan) -> None:
         """Adds the plan for one node."""
         self._unchanged.update(plan.unchanged)
-        for kind in Kind:
+        for kind in ObjectKind:
             existing, desired = self._existing[kind], self._desired[kind]
             for key, value in plan.objects[kind].items():
                 desired.add(key)
                 if existing.get(key) != value:
-                    self._additions.append(Change(kind, key, value))
+                    self._additions.append(ObjectChange(kind, key, value))
 
-    def changes(self, candidates: Iterable[Iterable[bytes]]) -> list[Change]:
+    def changes(self, candidates: Iterable[Iterable[bytes]]) -> list[ObjectChange]:
         """Returns the changes; deletes those of the `candidates` (keys by kind) that no plan has."""
         unchanged = self._unchanged_keys()
         additions = [change for change in self._additions if change.key not in unchanged[change.kind]]
         additions.sort(key=lambda change: change.kind)
         deletions = [
-            Change(kind, key, None)
-            for kind, keys in zip(Kind, candidates, strict=True)
+            ObjectChange(kind, key, None)
+            for kind, keys in zip(ObjectKind, candidates, strict=True)
             for key in keys
             if key in self._existing[kind] and key not in self._desired[kind] and key not in unchanged[kind]
         ]
@@ -55,15 +55,15 @@ class RouteDiff:
 
     def _unchanged_keys(self) -> tuple[set[bytes], ...]:
         """Returns the objects by kind that belong to the networks for which nothing is changed."""
-        keys = tuple(set[bytes]() for _ in Kind)
+        keys = tuple(set[bytes]() for _ in ObjectKind)
         for network in self._unchanged:
-            keys[Kind.ROUTE].add(network)
-            keys[Kind.UNREACHABLE].add(network)
-            keys[Kind.ADDRESS].add(network[:-1] + bytes((8 * (len(network) - 1),)))
-            hop = self._existing[Kind.ROUTE].get(network)
+            keys[ObjectKind.ROUTE].add(network)
+            keys[ObjectKind.UNREACHABLE].add(network)
+            keys[ObjectKind.ADDRESS].add(network[:-1] + bytes((8 * (len(network) - 1),)))
+            hop = self._existing[ObjectKind.ROUTE].get(network)
             if isinstance(hop, Hop) and hop.ifindex == self._tunnel and hop.gateway:
-                keys[Kind.NEIGHBOUR].add(hop.gateway)
-                mac = self._existing[Kind.NEIGHBOUR].get(hop.gateway)
+                keys[ObjectKind.NEIGHBOUR].add(hop.gateway)
+                mac = self._existing[ObjectKind.NEIGHBOUR].get(hop.gateway)
                 if isinstance(mac, bytes):
-                    keys[Kind.FORWARDING].add(mac)
+                    keys[ObjectKind.FORWARDING].add(mac)
         return keys

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from socket import AF_BRIDGE
 
-from agent.route_plan import Kind, Objects, RouteOptions, Situation, Value
+from agent.route_plan import ObjectKind, Objects, ObjectValue, RouteOptions, Situation
 from kernel import link, protocol_route, tunnel_entries, vxlan
 from kernel.address import RTM_DELADDR, RTM_NEWADDR
 from kernel.link import RTM_DELLINK, RTM_NEWLINK, Link
@@ -39,7 +39,7 @@ class NotificationReader:
         self._existing = existing
         self._connected = {(item.network, item.ifindex) for item in situation.connected}
         self._addresses = {*situation.addresses, situation.underlay, options.underlay}
-        self.repairs: dict[tuple[Kind, bytes], Value] = {}
+        self.repairs: dict[tuple[ObjectKind, bytes], ObjectValue] = {}
         self.shadowing = shadowing
         self.is_elsewhere = False
         self.is_device = False
@@ -80,7 +80,7 @@ class NotificationReader:
         self.is_flushed |= number == RTM_DELADDR and len(packed) == 4 and (index == tunnel or index in self._links)
         if tunnel and index == tunnel:
             value = b"" if number == RTM_NEWADDR else None
-            self._compare(Kind.ADDRESS, bytes((*packed, message["prefixlen"])), value)
+            self._compare(ObjectKind.ADDRESS, bytes((*packed, message["prefixlen"])), value)
         elif packed in self._addresses or index in self._links:
             self.is_elsewhere = True
 
@@ -93,10 +93,10 @@ class NotificationReader:
         if message["family"] == AF_BRIDGE:
             if is_new and not address:  # Linux 6.1 notifies of an entry twice, the second time without the node
                 return
-            self._compare(Kind.FORWARDING, mac, address if is_new else None)
+            self._compare(ObjectKind.FORWARDING, mac, address if is_new else None)
         else:
             is_valid = is_new and tunnel_entries.is_neighbour(message, tunnel)
-            self._compare(Kind.NEIGHBOUR, address, mac if is_valid else None)
+            self._compare(ObjectKind.NEIGHBOUR, address, mac if is_valid else None)
 
     def _read_route(self, number: int, message: DecodedMessage) -> None:
         route = protocol_route.from_message(message)
@@ -107,23 +107,23 @@ class NotificationReader:
         if route.metric == options.metric:
             value = None if is_deleted else route.hop if is_ours else OTHER
             if is_ours or not is_deleted:
-                self._compare(Kind.ROUTE, route.dst, value)
+                self._compare(ObjectKind.ROUTE, route.dst, value)
         elif route.metric == options.unreachable_metric:
             is_present = not is_deleted and is_ours and route.hop == UNREACHABLE
             if is_ours or not is_deleted:
-                self._compare(Kind.UNREACHABLE, route.dst, b"" if is_present else None)
+                self._compare(ObjectKind.UNREACHABLE, route.dst, b"" if is_present else None)
         elif protocol_route.is_connected(route):
             is_known = (route.dst, route.hop.ifindex) in self._connected
             self.is_elsewhere |= is_known == is_deleted and route.hop.ifindex != self._situation.tunnel
         elif is_deleted:
             self.shadowing.discard(route)
-        elif route.metric < options.metric and self._is_desired(Kind.ROUTE, route.dst):
+        elif route.metric < options.metric and self._is_desired(ObjectKind.ROUTE, route.dst):
             self.shadowing.add(route)
 
-    def _is_desired(self, kind: Kind, key: bytes) -> bool:
+    def _is_desired(self, kind: ObjectKind, key: bytes) -> bool:
         return key in self._existing[kind] or (kind, key) in self.repairs
 
-    def _compare(self, kind: Kind, key: bytes, value: Value | None) -> None:
+    def _compare(self, kind: ObjectKind, key: bytes, value: ObjectValue | None) -> None:
         """Compares an object with its desired value, which is the one before the first notification about it."""
         existing = self._existing[kind]
         desired = self.repairs.get((kind, key), existing.get(key))

@@ -50,7 +50,7 @@ class RouteOptions(NamedTuple):
     underlay: bytes | str = ""
 
 
-class Kind(IntEnum):
+class ObjectKind(IntEnum):
     """A kind of object, in the order in which objects are added; they are deleted in the opposite order."""
 
     ADDRESS = 0  # of the VXLAN device: Prefix -> b""
@@ -60,8 +60,9 @@ class Kind(IntEnum):
     UNREACHABLE = 4  # Prefix -> b""
 
 
-Value = Hop | bytes
-Objects = tuple[dict[bytes, Value], ...]  # one dictionary for each Kind
+ROUTE_KINDS = (ObjectKind.ROUTE, ObjectKind.UNREACHABLE)
+ObjectValue = Hop | bytes
+Objects = tuple[dict[bytes, ObjectValue], ...]  # one dictionary for each ObjectKind
 
 
 class Peer(NamedTuple):
@@ -165,7 +166,7 @@ def link_local_of(mac: bytes) -> bytes:
 
 def new_objects() -> Objects:
     """Returns a value of Objects without objects."""
-    return tuple({} for _ in Kind)
+    return tuple({} for _ in ObjectKind)
 
 
 def plan_node(situation: Situation) -> Plan:
@@ -182,9 +183,9 @@ def plan_node(situation: Situation) -> Plan:
             unchanged.append(network)
             problems.append(f"its podCIDR {format_prefix(network)} overlaps with {_describe(conflict)}")
             continue
-        objects[Kind.UNREACHABLE][network] = b""
+        objects[ObjectKind.UNREACHABLE][network] = b""
         if situation.tunnel and network != _host(network):  # a single address is a pod's
-            objects[Kind.ADDRESS][_host(network)] = b""
+            objects[ObjectKind.ADDRESS][_host(network)] = b""
     return Plan(objects, tuple(unchanged), tuple(problems))
 
 
@@ -207,7 +208,7 @@ def plan_peer(peer: Peer, networks: tuple[Prefix, ...], situation: Situation) ->
         if reason := _obstacle(peer, network, situation):
             unchanged.append(network)
         elif hop := direct_hop(peer, network, situation):
-            objects[Kind.ROUTE][network] = hop
+            objects[ObjectKind.ROUTE][network] = hop
         elif reason := _missing_address(peer, network, situation):
             unchanged.append(network)
         elif not (reason := _tunnel_obstacle(peer, network, situation)):
@@ -316,13 +317,13 @@ def _add_tunnel(objects: Objects, peer: Peer, network: Prefix, situation: Situat
     mac, size = mac_of(peer.name), len(situation.underlay)
     is_ipv4 = len(network) == 5
     gateway = network[:-1] if is_ipv4 else link_local_of(mac)
-    objects[Kind.ROUTE][network] = Hop(situation.tunnel, gateway, onlink=is_ipv4)
-    objects[Kind.NEIGHBOUR][gateway] = mac
+    objects[ObjectKind.ROUTE][network] = Hop(situation.tunnel, gateway, onlink=is_ipv4)
+    objects[ObjectKind.NEIGHBOUR][gateway] = mac
     if shared := _shared_address(peer, size, situation):
-        objects[Kind.FORWARDING][mac] = shared
+        objects[ObjectKind.FORWARDING][mac] = shared
         return ""
     first = next(address for address in peer.addresses if len(address) == size)
-    objects[Kind.FORWARDING][mac] = first
+    objects[ObjectKind.FORWARDING][mac] = first
     return _reverse_path_problem(first, situation)
 
 

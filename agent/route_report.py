@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from agent import kernel_routes
 from agent.node import format_names
-from agent.route_plan import Kind
+from agent.route_plan import ObjectKind
 from kernel.protocol_route import ProtocolRoute, describe
 
 
@@ -44,7 +44,7 @@ def shadow_problem(node: str, route: ProtocolRoute) -> Problem:
     return Problem(node, text + describe(route.dst, route.hop))
 
 
-def disagreement_problem(kind: Kind, key: bytes) -> Problem:
+def disagreement_problem(kind: ObjectKind, key: bytes) -> Problem:
     """Returns the problem of an object that another program changes again and again."""
     text = f"another program keeps changing {kernel_routes.describe(kind, key)}: it is restored at the next comparison"
     return Problem("", text)

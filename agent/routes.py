@@ -13,13 +13,14 @@ from typing import Self
 from agent import kernel_routes, tunnel_device
 from agent.node import Node
 from agent.peer_plans import PeerPlans
-from agent.route_diff import Change, RouteDiff
+from agent.route_diff import ObjectChange, RouteDiff
 from agent.route_notifications import NotificationReader, list_shadowed
 from agent.route_plan import (
     AUTO,
     NONE,
+    ROUTE_KINDS,
     VXLAN,
-    Kind,
+    ObjectKind,
     Objects,
     Peer,
     RouteOptions,
@@ -70,9 +71,9 @@ class Routes:
         self._device: Link | None = None
         self._existing: Objects = new_objects()
         self._shadowing: set[ProtocolRoute] = set()
-        self._refused: dict[tuple[Kind, bytes], str] = {}
+        self._refused: dict[tuple[ObjectKind, bytes], str] = {}
         self._device_problem = ""
-        self._repaired: Counter[tuple[Kind, bytes]] = Counter()
+        self._repaired: Counter[tuple[ObjectKind, bytes]] = Counter()
         self._requests = self._repairs = self._comparisons = 0
 
     def __enter__(self) -> Self:
@@ -124,11 +125,11 @@ class Routes:
         """Deletes the agent's routes to networks that contain one of the addresses; raises KernelError."""
         packed = [address.packed for address in addresses]
         _, existing = kernel_routes.read_objects(self._socket, self._options, "")
-        for kind in (Kind.ROUTE, Kind.UNREACHABLE):
+        for kind in ROUTE_KINDS:
             for key in existing[kind]:
                 if any(contains(key, address) for address in packed):
                     self._log(f"delete {kernel_routes.describe(kind, key)}: it contains an address of the API server")
-                    self._send([kernel_routes.build_request(Change(kind, key, None), self._options, None)])
+                    self._send([kernel_routes.build_request(ObjectChange(kind, key, None), self._options, None)])
 
     def reconcile(self) -> None:
         """Compares all objects with the kernel, and changes what differs; raises KernelError."""
@@ -147,7 +148,7 @@ class Routes:
         prefix = pack_network(network)
         if self._options.mode == NONE:
             return prefix not in self._unchanged
-        return prefix in self._existing[Kind.ROUTE] or prefix in self._existing[Kind.UNREACHABLE]
+        return any(prefix in self._existing[kind] for kind in ROUTE_KINDS)
 
     def is_behind_tunnel(self, node: Node) -> bool:
         """Returns whether a node is reached by VXLAN, at least for one of its networks, or may be: it has none yet."""
@@ -158,8 +159,7 @@ class Routes:
         """Deletes all objects of the agent, for uninstalling; raises KernelError."""
         name = self._node.name if self._node else ""
         device, existing = kernel_routes.read_objects(self._socket, self._options, name)
-        deletions = [Change(kind, key, None) for kind in (Kind.ROUTE, Kind.UNREACHABLE) for key in existing[kind]]
-        self._apply(deletions)
+        self._apply([ObjectChange(kind, key, None) for kind in ROUTE_KINDS for key in existing[kind]])
         if device:
             self._send([link.delete_request(device)])
         self._is_synced = False
@@ -175,7 +175,7 @@ class Routes:
         result = [Problem("", text) for text in (self._device_problem, self._links.problem) if text]
         result += [Problem(name, text) for name, texts in self._peers.problems.items() for text in texts]
         result += [Problem("", text) for text in self._refused.values()]
-        for each in list_shadowed(self._shadowing, self._existing[Kind.ROUTE].keys()):
+        for each in list_shadowed(self._shadowing, self._existing[ObjectKind.ROUTE].keys()):
             result.append(shadow_problem(self._peers.holder_of(each.dst), each))
         return result + [disagreement_problem(*each) for each, count in self._repaired.items() if count > _MAX_REPAIRS]
 
@@ -187,7 +187,7 @@ class Routes:
     @property
     def counters(self) -> Counters:
         """The numbers for metrics."""
-        routes = len(self._existing[Kind.ROUTE])
+        routes = len(self._existing[ObjectKind.ROUTE])
         return Counters(self._requests, self._repairs, self._comparisons, routes, len(self._peers))
 
     @property
@@ -211,7 +211,7 @@ class Routes:
         networks = {*(before.networks if before else ()), *(after.networks if after else ())}
         affected = {name, *self._peers.holders_of(networks)}
         candidates = self._peers.keys(affected, self._situation)
-        for kind, keys in zip(Kind, candidates, strict=True):
+        for kind, keys in zip(ObjectKind, candidates, strict=True):
             for key in keys:
                 self._refused.pop((kind, key), None)
         self._peers.change(name, after)
@@ -259,7 +259,7 @@ class Routes:
         if not is_needed:
             self._device, self._device_problem = existing_device, ""
             self._situation = self._situation._replace(tunnel=0)
-            for kind in (Kind.ADDRESS, Kind.NEIGHBOUR, Kind.FORWARDING):
+            for kind in (ObjectKind.ADDRESS, ObjectKind.NEIGHBOUR, ObjectKind.FORWARDING):
                 self._existing[kind].clear()  # they are deleted with the device
         self._replan()
         if not is_needed and self._device:
@@ -268,7 +268,7 @@ class Routes:
         self._comparisons += 1
 
     def _delete_device(self, device: Link) -> None:
-        hops = self._existing[Kind.ROUTE].values()
+        hops = self._existing[ObjectKind.ROUTE].values()
         is_used = any(isinstance(hop, Hop) and hop.ifindex == device.index for hop in hops)  # by an unchanged network
         if not is_used:
             self._log(f'delete "{device.name}": no node is reached by VXLAN')
@@ -315,10 +315,10 @@ class Routes:
     def _list_shadowing(self) -> list[ProtocolRoute]:
         if self._options.mode == NONE:
             return []
-        destinations = frozenset(self._existing[Kind.ROUTE])
+        destinations = frozenset(self._existing[ObjectKind.ROUTE])
         return protocol_route.list_shadowing(self._socket, destinations, self._options.metric)
 
-    def _apply(self, changes: list[Change]) -> None:
+    def _apply(self, changes: list[ObjectChange]) -> None:
         """Sends changes in batches; stores which the kernel refused, and the new state."""
         links, tunnel = self._links, self._situation.tunnel
         ready = [each for each in changes if not (isinstance(each.value, Hop) and links.refuses(each.value, tunnel))]
@@ -334,14 +334,14 @@ class Routes:
                     self._apply_one(each, request)
             self._receive()
 
-    def _apply_one(self, change: Change, request: Request) -> None:
+    def _apply_one(self, change: ObjectChange, request: Request) -> None:
         try:
             self._socket.send(request)
             self._store([change])
         except KernelError as error:
             self._refused[change.kind, change.key] = str(error)
 
-    def _store(self, changes: Iterable[Change]) -> None:
+    def _store(self, changes: Iterable[ObjectChange]) -> None:
         for kind, key, value in changes:
             if value is None:
                 self._existing[kind].pop(key, None)
@@ -392,9 +392,9 @@ class Routes:
             self._repaired[kind, key] += 1
             if self._repaired[kind, key] <= _MAX_REPAIRS and not self._is_unchanged(kind, key):
                 self._log(f"restore {kernel_routes.describe(kind, key)}, which another program changed")
-                repairs.append(Change(kind, key, value))
+                repairs.append(ObjectChange(kind, key, value))
         self._repairs += len(repairs)
         self._apply(sorted(repairs))
 
-    def _is_unchanged(self, kind: Kind, key: bytes) -> bool:
-        return kind in (Kind.ROUTE, Kind.UNREACHABLE) and key in self._unchanged
+    def _is_unchanged(self, kind: ObjectKind, key: bytes) -> bool:
+        return kind in ROUTE_KINDS and key in self._unchanged

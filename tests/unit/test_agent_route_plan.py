@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from agent import route_plan
 from agent.holders import Holders
 from agent.node import Node
-from agent.route_diff import Change, RouteDiff
-from agent.route_plan import Connected, Home, Kind, Peer, Plan, Situation
+from agent.route_diff import ObjectChange, RouteDiff
+from agent.route_plan import Connected, Home, ObjectKind, Peer, Plan, Situation
 from kernel.protocol_route import Hop, Prefix, format_prefix, pack_network
 
 TUNNEL, LAN, SECOND_LAN, BRIDGE = 9, 2, 3, 5
@@ -56,11 +56,11 @@ def planned(situation: Situation, *addresses: str, networks: tuple[str, ...] = D
 def shown(plan: Plan) -> list[str]:
     """Returns the objects of a plan as text."""
     lines = []
-    for dst, hop in plan.objects[Kind.ROUTE].items():
+    for dst, hop in plan.objects[ObjectKind.ROUTE].items():
         assert isinstance(hop, Hop)
         gateway = str(ip_address(hop.gateway))
         lines.append(f"{format_prefix(dst)} via {gateway} dev {hop.ifindex}{' onlink' * hop.onlink}")
-    for kind in (Kind.NEIGHBOUR, Kind.FORWARDING):
+    for kind in (ObjectKind.NEIGHBOUR, ObjectKind.FORWARDING):
         for key, value in plan.objects[kind].items():
             assert isinstance(value, bytes)
             pair = [item.hex(":") if len(item) == 6 else str(ip_address(item)) for item in (key, value)]
@@ -162,7 +162,7 @@ def test_both_ends_decide_alike(mine, other):
         ends: list[object] = []
         for peer, here_of in ((two, here), (one, there)):
             plan = route_plan.plan_peer(peer, peer.networks, here_of._replace(mode="vxlan"))
-            ends += plan.objects[Kind.FORWARDING].values()
+            ends += plan.objects[ObjectKind.FORWARDING].values()
         assert ends == [hop.gateway, back.gateway]
 
 
@@ -184,9 +184,9 @@ def test_a_node_keeps_the_addresses_that_its_object_loses():
 def test_objects_of_this_node():
     """A node has an unreachable route per pod network, and with a device its first addresses."""
     plan = route_plan.plan_node(HERE)
-    assert list(map(format_prefix, plan.objects[Kind.UNREACHABLE])) == ["10.244.1.0/24", "fd00:1::/64"]
-    assert list(map(format_prefix, plan.objects[Kind.ADDRESS])) == ["10.244.1.0/32", "fd00:1::/128"]
-    assert not route_plan.plan_node(HERE._replace(tunnel=0)).objects[Kind.ADDRESS]
+    assert list(map(format_prefix, plan.objects[ObjectKind.UNREACHABLE])) == ["10.244.1.0/24", "fd00:1::/64"]
+    assert list(map(format_prefix, plan.objects[ObjectKind.ADDRESS])) == ["10.244.1.0/32", "fd00:1::/128"]
+    assert not route_plan.plan_node(HERE._replace(tunnel=0)).objects[ObjectKind.ADDRESS]
     assert route_plan.plan_node(HERE._replace(mode="none")) == Plan(route_plan.new_objects())
 
 
@@ -220,7 +220,7 @@ def test_a_node_becomes_a_peer():
     assert route_plan.needs_tunnel(route_plan.peer_of(node)._replace(addresses=packed("198.51.100.2")), HERE)
 
 
-def compared(existing: Plan, desired: Plan, unchanged: tuple[Prefix, ...] = ()) -> list[Change]:
+def compared(existing: Plan, desired: Plan, unchanged: tuple[Prefix, ...] = ()) -> list[ObjectChange]:
     diff = RouteDiff(existing.objects, unchanged, TUNNEL)
     diff.add(desired)
     return diff.changes([list(table) for table in existing.objects])
@@ -232,14 +232,14 @@ def test_changes_are_ordered():
     (network,) = packed("10.244.2.0/24")
     gateway, mac = network[:-1], route_plan.mac_of("peer")
     assert compared(near, far) == [
-        Change(Kind.FORWARDING, mac, packed("198.51.100.2")[0]),
-        Change(Kind.NEIGHBOUR, gateway, mac),
-        Change(Kind.ROUTE, network, Hop(TUNNEL, gateway, onlink=True)),
+        ObjectChange(ObjectKind.FORWARDING, mac, packed("198.51.100.2")[0]),
+        ObjectChange(ObjectKind.NEIGHBOUR, gateway, mac),
+        ObjectChange(ObjectKind.ROUTE, network, Hop(TUNNEL, gateway, onlink=True)),
     ]
     assert compared(far, near) == [
-        Change(Kind.ROUTE, network, Hop(SECOND_LAN, packed("192.0.2.9")[0])),
-        Change(Kind.NEIGHBOUR, gateway, None),
-        Change(Kind.FORWARDING, mac, None),
+        ObjectChange(ObjectKind.ROUTE, network, Hop(SECOND_LAN, packed("192.0.2.9")[0])),
+        ObjectChange(ObjectKind.NEIGHBOUR, gateway, None),
+        ObjectChange(ObjectKind.FORWARDING, mac, None),
     ]
     assert compared(far, far) == []
     assert [change.kind for change in compared(far, Plan(route_plan.new_objects()))] == [3, 2, 1]
