@@ -46,16 +46,16 @@ class Cluster:
 
     @property
     def peers(self) -> dict[str, Node]:
-        """The other nodes by name, as `usable` returns them."""
-        return {name: self.usable(name) for name in self.nodes if name != self.name}
+        """The other nodes by name, as `get_usable` returns them."""
+        return {name: self.get_usable(name) for name in self.nodes if name != self.name}
 
-    def usable(self, name: str) -> Node:
-        """Returns a node without those of its addresses that are ignored; `is_foreign` if none remains."""
+    def get_usable(self, name: str) -> Node:
+        """Returns a node without its ignored addresses (agent.conflicts)."""
         node = self.nodes[name]
         if not any(map(self.conflicts.is_ignored, node.addresses)):
             return node
         addresses = tuple(each for each in node.addresses if not self.conflicts.is_ignored(each))
-        return node._replace(addresses=addresses, is_foreign=not addresses)
+        return node._replace(addresses=addresses, has_only_ignored_addresses=not addresses)
 
     def replace(self, nodes: Mapping[str, Node]) -> None:
         """Replaces all nodes; a node whose object became wrong keeps fixed networks."""
@@ -91,7 +91,7 @@ class Cluster:
         Packets to the address of a node behind the tunnel do not pass the tunnel. The network between may drop packets
         from pods' addresses, and the node's reverse path filter does: they are masqueraded.
         """
-        node = self.usable(name)
+        node = self.get_usable(name)
         yield from filter(has_route, node.pod_cidrs)
         if name == self.name or not is_behind_tunnel(node):
             yield from node.addresses

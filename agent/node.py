@@ -24,7 +24,7 @@ class Node(NamedTuple):
 
     `pod_cidrs` and `addresses` are in the order of the object, the preferred IP version first. A node with
     `problems` has only the valid networks and addresses. By the taint node.kubernetes.io/out-of-service the
-    administrator states that the machine is off. `is_foreign`: all its addresses are in podCIDRs of other nodes.
+    administrator states that the machine is off. Cluster.get_usable sets `has_only_ignored_addresses`.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Node(NamedTuple):
     addresses: tuple[Address, ...] = ()
     problems: tuple[str, ...] = ()
     is_out_of_service: bool = False
-    is_foreign: bool = False
+    has_only_ignored_addresses: bool = False
 
     def address_of(self, version: int) -> Address | None:
         """Returns the first internal address of an IP version (4 or 6), None if the node has none."""

@@ -23,10 +23,10 @@ class ObjectChange(NamedTuple):
 class RouteDiff:
     """Compares plans with the existing objects; changes nothing for the networks `unchanged`."""
 
-    def __init__(self, existing: Objects, unchanged: Iterable[Prefix], tunnel: int) -> None:
+    def __init__(self, existing: Objects, unchanged: Iterable[Prefix], tunnel_ifindex: int) -> None:
         self._existing = existing
         self._unchanged = set(unchanged)
-        self._tunnel = tunnel
+        self._tunnel_ifindex = tunnel_ifindex
         self._additions: list[ObjectChange] = []
         self._desired: tuple[set[bytes], ...] = tuple(set() for _ in ObjectKind)
 
@@ -61,7 +61,7 @@ class RouteDiff:
             keys[ObjectKind.UNREACHABLE].add(network)
             keys[ObjectKind.ADDRESS].add(network[:-1] + bytes((8 * (len(network) - 1),)))
             hop = self._existing[ObjectKind.ROUTE].get(network)
-            if isinstance(hop, Hop) and hop.ifindex == self._tunnel and hop.gateway:
+            if isinstance(hop, Hop) and hop.ifindex == self._tunnel_ifindex and hop.gateway:
                 keys[ObjectKind.NEIGHBOUR].add(hop.gateway)
                 mac = self._existing[ObjectKind.NEIGHBOUR].get(hop.gateway)
                 if isinstance(mac, bytes):

@@ -62,10 +62,10 @@ class NotificationReader:
             return
         changed = link.from_message(message)
         if number == RTM_DELLINK or not changed.is_up:  # also if it is up again by now
-            self.is_flushed |= changed.index == self._situation.tunnel or changed.index in self._links
-        if changed.index == self._situation.tunnel or changed.name == self._options.device:
+            self.is_flushed |= changed.index == self._situation.tunnel_ifindex or changed.index in self._links
+        if changed.index == self._situation.tunnel_ifindex or changed.name == self._options.device:
             self.is_device = True
-        elif number == RTM_DELLINK and changed.kind == vxlan.KIND and not self._situation.tunnel:
+        elif number == RTM_DELLINK and changed.kind == vxlan.KIND and not self._situation.tunnel_ifindex:
             self.is_device = True  # it may have had the VNI and the port of the agent's device
         elif known := self._links.get(changed.index):
             is_same = (changed.is_up, changed.mtu) == (known.is_up, known.mtu)
@@ -75,7 +75,7 @@ class NotificationReader:
 
     def _read_address(self, number: int, message: DecodedMessage) -> None:
         packed = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS") or b""
-        index, tunnel = message["index"], self._situation.tunnel
+        index, tunnel = message["index"], self._situation.tunnel_ifindex
         # With the last IPv4 address of a link its IPv4 routes disappear.
         self.is_flushed |= number == RTM_DELADDR and len(packed) == 4 and (index == tunnel or index in self._links)
         if tunnel and index == tunnel:
@@ -85,7 +85,7 @@ class NotificationReader:
             self.is_elsewhere = True
 
     def _read_entry(self, number: int, message: DecodedMessage) -> None:
-        tunnel = self._situation.tunnel
+        tunnel = self._situation.tunnel_ifindex
         if not tunnel or message["ifindex"] != tunnel:
             return
         mac, address = tunnel_entries.addresses_of(message)
@@ -114,7 +114,7 @@ class NotificationReader:
                 self._compare(ObjectKind.UNREACHABLE, route.dst, b"" if is_present else None)
         elif protocol_route.is_connected(route):
             is_known = (route.dst, route.hop.ifindex) in self._connected
-            self.is_elsewhere |= is_known == is_deleted and route.hop.ifindex != self._situation.tunnel
+            self.is_elsewhere |= is_known == is_deleted and route.hop.ifindex != self._situation.tunnel_ifindex
         elif is_deleted:
             self.shadowing.discard(route)
         elif route.metric < options.metric and self._is_desired(ObjectKind.ROUTE, route.dst):

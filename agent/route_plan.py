@@ -68,24 +68,24 @@ Objects = tuple[dict[bytes, ObjectValue], ...]  # one dictionary for each Object
 class Peer(NamedTuple):
     """A node as the plan sees it: its name, the networks of its pods and its internal addresses, as bytes.
 
-    `kept` are those of the addresses that its object has no more. For the networks of a node that `is_foreign` nothing
-    is changed.
+    `addresses` include the `former_addresses`, which its Node object no longer has. With `has_only_ignored_addresses`
+    nothing is changed for its networks.
     """
 
     name: str
     networks: tuple[Prefix, ...]
     addresses: tuple[bytes, ...]
     uid: str = ""
-    is_foreign: bool = False
-    kept: tuple[bytes, ...] = ()
+    has_only_ignored_addresses: bool = False
+    former_addresses: tuple[bytes, ...] = ()
 
     @property
     def is_incomplete(self) -> bool:
         """Whether its object has lost the addresses of one IP version, so that not all nodes know them."""
-        return 0 < len(self.kept) < len(self.addresses)
+        return 0 < len(self.former_addresses) < len(self.addresses)
 
 
-class Connected(NamedTuple):
+class ConnectedNetwork(NamedTuple):
     """A network that is connected to this node: its link, and whether it may be one of pods (a bridge or a veth)."""
 
     network: Prefix
@@ -95,7 +95,7 @@ class Connected(NamedTuple):
     metric: int = 0
 
 
-class Home(NamedTuple):
+class NodeNetwork(NamedTuple):
     """A network in which this node has an internal address, and the address's position among those of its version."""
 
     position: int
@@ -104,28 +104,28 @@ class Home(NamedTuple):
 
 
 class Situation(NamedTuple):
-    """A situation of a node, on which its plan depends.
+    """The state of this node on which all plans depend.
 
-    `networks` are those of its pods, `addresses` its internal addresses, `kept` those of them that its object has no
-    more. `tunnel` is the ifindex of the VXLAN device, 0 without one. `connected` is in the order in which the kernel
-    prefers the networks. `underlay` is the address by which VXLAN packets are sent, b"" without one, and
-    `strict_link` the name of its link if that has a strict reverse path filter, else "".
+    `networks` are those of its pods, `addresses` its internal addresses, with the `former_addresses`, which its Node
+    object no longer has. `tunnel_ifindex` is that of the VXLAN device, 0 without one. `connected` is in the order in
+    which the kernel prefers the networks. `underlay` is the address from which VXLAN packets are sent, b"" without one,
+    and `strict_link` the name of its link if that has a strict reverse path filter, else "".
     """
 
     mode: str
     networks: tuple[Prefix, ...]
     addresses: tuple[bytes, ...]
-    connected: tuple[Connected, ...]
-    tunnel: int = 0
-    homes: tuple[Home, ...] = ()
+    connected: tuple[ConnectedNetwork, ...]
+    tunnel_ifindex: int = 0
+    node_networks: tuple[NodeNetwork, ...] = ()
     underlay: bytes = b""
-    kept: tuple[bytes, ...] = ()
+    former_addresses: tuple[bytes, ...] = ()
     strict_link: str = ""
 
     @property
     def is_incomplete(self) -> bool:
         """Whether other nodes may use the tunnel to this one because its object has lost the addresses of a version."""
-        return 0 < len(self.kept) < len(self.addresses)
+        return 0 < len(self.former_addresses) < len(self.addresses)
 
 
 class Plan(NamedTuple):
@@ -140,7 +140,7 @@ def peer_of(node: Node) -> Peer:
     """Returns a node of the cluster in the form of the plan."""
     addresses = tuple(address.packed for address in node.addresses)
     networks = tuple(pack_network(network) for network in node.pod_cidrs)
-    return Peer(node.name, networks, addresses, node.uid, node.is_foreign)
+    return Peer(node.name, networks, addresses, node.uid, node.has_only_ignored_addresses)
 
 
 def keep_addresses(peer: Peer, before: Peer | None) -> Peer:
@@ -148,8 +148,8 @@ def keep_addresses(peer: Peer, before: Peer | None) -> Peer:
     if before is None or before.uid != peer.uid:
         return peer
     sizes = {len(address) for address in peer.addresses}
-    kept = tuple(address for address in before.addresses if len(address) not in sizes)
-    return peer._replace(addresses=peer.addresses + kept, kept=kept)
+    former = tuple(address for address in before.addresses if len(address) not in sizes)
+    return peer._replace(addresses=peer.addresses + former, former_addresses=former)
 
 
 @lru_cache(maxsize=16)
@@ -184,14 +184,14 @@ def plan_node(situation: Situation) -> Plan:
             problems.append(f"its podCIDR {format_prefix(network)} overlaps with {_describe(conflict)}")
             continue
         objects[ObjectKind.UNREACHABLE][network] = b""
-        if situation.tunnel and network != _host(network):  # a single address is a pod's
+        if situation.tunnel_ifindex and network != _host(network):  # a single address is a pod's
             objects[ObjectKind.ADDRESS][_host(network)] = b""
     return Plan(objects, tuple(unchanged), tuple(problems))
 
 
 def needs_tunnel(peer: Peer, situation: Situation) -> bool:
     """Returns whether a node is reached by VXLAN, at least for one of its networks, or may reach this one by it."""
-    if situation.mode not in (AUTO, VXLAN) or peer.is_foreign or not peer.addresses:
+    if situation.mode not in (AUTO, VXLAN) or peer.has_only_ignored_addresses or not peer.addresses:
         return False
     return peer.is_incomplete or any(not direct_hop(peer, network, situation) for network in peer.networks)
 
@@ -201,7 +201,7 @@ def plan_peer(peer: Peer, networks: tuple[Prefix, ...], situation: Situation) ->
     objects = new_objects()
     if situation.mode == NONE:
         return Plan(objects)
-    if peer.is_foreign:
+    if peer.has_only_ignored_addresses:
         return Plan(objects, networks)
     unchanged, problems = [], []
     for network in networks:
@@ -244,10 +244,10 @@ def _shared_address(peer: Peer, size: int, situation: Situation) -> bytes:
     """
     addresses = [address for address in peer.addresses if len(address) == size]
     shared = [
-        (home.position + position, home.network, address)
-        for home in situation.homes
+        (mine.position + position, mine.network, address)
+        for mine in situation.node_networks
         for position, address in enumerate(addresses)
-        if contains(home.network, address)
+        if contains(mine.network, address)
     ]
     return min(shared)[2] if shared else b""
 
@@ -268,7 +268,7 @@ def _reverse_path_problem(address: bytes, situation: Situation) -> str:
     )
 
 
-def _is_for_pods_here(connected: Connected, situation: Situation) -> bool:
+def _is_for_pods_here(connected: ConnectedNetwork, situation: Situation) -> bool:
     return any(_overlaps(connected.network, mine) for mine in situation.networks)
 
 
@@ -309,7 +309,7 @@ def _tunnel_obstacle(peer: Peer, network: Prefix, situation: Situation) -> str:
     if situation.mode == DIRECT:
         addresses = " and ".join(format_packed(each) for each in peer.addresses if len(each) + 1 == len(network))
         return f"{addresses} is in no network connected to this node, and routes are direct"
-    return "" if situation.tunnel else "it is reached by VXLAN, and this node has no VXLAN device"
+    return "" if situation.tunnel_ifindex else "it is reached by VXLAN, and this node has no VXLAN device"
 
 
 def _add_tunnel(objects: Objects, peer: Peer, network: Prefix, situation: Situation) -> str:
@@ -317,7 +317,7 @@ def _add_tunnel(objects: Objects, peer: Peer, network: Prefix, situation: Situat
     mac, size = mac_of(peer.name), len(situation.underlay)
     is_ipv4 = len(network) == 5
     gateway = network[:-1] if is_ipv4 else link_local_of(mac)
-    objects[ObjectKind.ROUTE][network] = Hop(situation.tunnel, gateway, onlink=is_ipv4)
+    objects[ObjectKind.ROUTE][network] = Hop(situation.tunnel_ifindex, gateway, onlink=is_ipv4)
     objects[ObjectKind.NEIGHBOUR][gateway] = mac
     if shared := _shared_address(peer, size, situation):
         objects[ObjectKind.FORWARDING][mac] = shared
@@ -327,7 +327,7 @@ def _add_tunnel(objects: Objects, peer: Peer, network: Prefix, situation: Situat
     return _reverse_path_problem(first, situation)
 
 
-def _lan_overlap(network: Prefix, situation: Situation) -> Connected | None:
+def _lan_overlap(network: Prefix, situation: Situation) -> ConnectedNetwork | None:
     """Returns the connected network, other than that of the pods, that overlaps with a network of this node's pods."""
     for connected in situation.connected:
         is_lan = not connected.is_for_pods or any(
@@ -338,7 +338,7 @@ def _lan_overlap(network: Prefix, situation: Situation) -> Connected | None:
     return None
 
 
-def _describe(connected: Connected) -> str:
+def _describe(connected: ConnectedNetwork) -> str:
     return f'{format_prefix(connected.network)}, which is connected to this node\'s "{connected.name}"'
 
 

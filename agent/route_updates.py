@@ -65,9 +65,9 @@ class RouteUpdates:
             if name not in self._cluster.nodes:
                 self._routes.remove_peer(name, conflicting)
             elif name == self._cluster.name:
-                self._routes.set_node(self._cluster.usable(name), conflicting)
+                self._routes.set_node(self._cluster.get_usable(name), conflicting)
             else:
-                self._routes.update_peer(self._cluster.usable(name), conflicting)
+                self._routes.update_peer(self._cluster.get_usable(name), conflicting)
 
     def _change(self, what: str, change: Callable[[], None]) -> None:
         failure = ""

@@ -227,7 +227,7 @@ class Routes:
         self._settle()
 
     def _new_diff(self) -> RouteDiff:
-        return RouteDiff(self._existing, self._unchanged, self._situation.tunnel)
+        return RouteDiff(self._existing, self._unchanged, self._situation.tunnel_ifindex)
 
     def _replan(self) -> None:
         """Makes the known objects equal to the plan of all nodes."""
@@ -258,7 +258,7 @@ class Routes:
         existing_device, self._existing = kernel_routes.read_objects(self._socket, self._options, self._node.name)
         if not is_needed:
             self._device, self._device_problem = existing_device, ""
-            self._situation = self._situation._replace(tunnel=0)
+            self._situation = self._situation._replace(tunnel_ifindex=0)
             for kind in (ObjectKind.ADDRESS, ObjectKind.NEIGHBOUR, ObjectKind.FORWARDING):
                 self._existing[kind].clear()  # they are deleted with the device
         self._replan()
@@ -290,7 +290,7 @@ class Routes:
 
     @property
     def _can_create_device(self) -> bool:
-        return self._is_ready and not self._situation.tunnel and not self._device_problem
+        return self._is_ready and not self._situation.tunnel_ifindex and not self._device_problem
 
     def _ensure_device(self, node: Node) -> bool:
         """Creates or repairs the device if its address is known; returns whether it changed. Raises KernelError."""
@@ -309,7 +309,7 @@ class Routes:
         self._requests += len(texts)
         self._device_problem = reason
         index = self._device.index if self._device else 0
-        self._situation = self._situation._replace(tunnel=index)
+        self._situation = self._situation._replace(tunnel_ifindex=index)
         return bool(texts) or index != (before.index if before else 0)
 
     def _list_shadowing(self) -> list[ProtocolRoute]:
@@ -320,8 +320,7 @@ class Routes:
 
     def _apply(self, changes: list[ObjectChange]) -> None:
         """Sends changes in batches; stores which the kernel refused, and the new state."""
-        links, tunnel = self._links, self._situation.tunnel
-        ready = [each for each in changes if not (isinstance(each.value, Hop) and links.refuses(each.value, tunnel))]
+        ready = [each for each in changes if not self._links.refuses(each.value, self._situation.tunnel_ifindex)]
         for start in range(0, len(ready), _BATCH):
             batch = ready[start : start + _BATCH]
             requests = [kernel_routes.build_request(each, self._options, self._device) for each in batch]

@@ -15,8 +15,9 @@ from agent.node import INTERNAL_IP, Node
 from agent.route_plan import (
     AUTO,
     VXLAN,
-    Connected,
-    Home,
+    ConnectedNetwork,
+    NodeNetwork,
+    ObjectValue,
     Peer,
     RouteOptions,
     Situation,
@@ -56,9 +57,11 @@ class NodeLinks(NamedTuple):
     problem: str = ""
     note: str = ""
 
-    def refuses(self, hop: Hop, tunnel: int) -> bool:
-        """Returns whether the kernel refuses a route with this next hop at present."""
-        return hop.ifindex in self.down or (hop.ifindex != tunnel and len(hop.gateway) in self.missing)
+    def refuses(self, value: ObjectValue | None, tunnel_ifindex: int) -> bool:
+        """Returns whether a value is a next hop with which the kernel refuses routes at present."""
+        if not isinstance(value, Hop):
+            return False
+        return value.ifindex in self.down or (value.ifindex != tunnel_ifindex and len(value.gateway) in self.missing)
 
 
 class _Kernel(NamedTuple):
@@ -102,12 +105,12 @@ def read_situation(
     kernel = _read_kernel(socket, options, this, last_situation)
     missing = frozenset(size for size in _SIZES if _is_missing(size, this, kernel, last_situation))
     connected = [
-        Connected(each.dst, each.hop.ifindex, holder.name, holder.kind in _POD_KINDS, each.metric)
+        ConnectedNetwork(each.dst, each.hop.ifindex, holder.name, holder.kind in _POD_KINDS, each.metric)
         for each in kernel.connected
         if (holder := kernel.links.get(each.hop.ifindex)) and holder.is_up and len(each.dst) - 1 not in missing
     ] + [each for each in last_situation.connected if len(each.network) - 1 in missing]
-    homes = [home for home in _list_homes(this, kernel) if len(home.address) not in missing]
-    homes += [home for home in last_situation.homes if len(home.address) in missing]
+    node_networks = [each for each in _list_node_networks(this, kernel) if len(each.address) not in missing]
+    node_networks += [each for each in last_situation.node_networks if len(each.address) in missing]
     named = _named_address(options, this, kernel)
     underlay = named or _first_held(this, kernel) or local
     through, _ = kernel.holder_of(underlay)
@@ -120,13 +123,13 @@ def read_situation(
         networks=this.networks,
         addresses=this.addresses,
         connected=tuple(connected),
-        homes=tuple(homes),
+        node_networks=tuple(node_networks),
         underlay=underlay,
-        kept=this.kept,
+        former_addresses=this.former_addresses,
         strict_link=through.name if through and is_strict(socket, through) else "",
     )
     problem, note = _describe(options, situation, kernel, named)
-    is_temporary = bool(missing) and all(len(home.address) in missing for home in homes)
+    is_temporary = bool(missing) and all(len(each.address) in missing for each in node_networks)
     return situation, NodeLinks(kernel.links, mtu, frozenset(down), missing, is_temporary, problem, note)
 
 
@@ -164,19 +167,19 @@ def _read_kernel(socket: Socket, options: RouteOptions, this: Peer, last: Situat
 
 def _is_missing(size: int, this: Peer, kernel: _Kernel, last: Situation) -> bool:
     """Returns whether this node's first address of a size that was on a link is on none that is up."""
-    home = next((home for home in last.homes if len(home.address) == size), None)
-    return home is not None and home.address in this.addresses and not kernel.is_held(home.address)
+    known = next((each.address for each in last.node_networks if len(each.address) == size), None)
+    return known is not None and known in this.addresses and not kernel.is_held(known)
 
 
-def _list_homes(this: Peer, kernel: _Kernel) -> list[Home]:
+def _list_node_networks(this: Peer, kernel: _Kernel) -> list[NodeNetwork]:
     """Returns the network of each of this node's addresses that is on a link."""
-    homes = []
+    node_networks = []
     for size in _SIZES:
         for position, mine in enumerate(each for each in this.addresses if len(each) == size):
             holder, length = kernel.holder_of(mine)
             if holder and holder.is_up and (network := _network_of(mine, length, holder, kernel.connected)):
-                homes.append(Home(position, mine, network))
-    return homes
+                node_networks.append(NodeNetwork(position, mine, network))
+    return node_networks
 
 
 def _network_of(mine: bytes, length: int, holder: Link, connected: list[ProtocolRoute]) -> Prefix:
@@ -224,10 +227,10 @@ def _describe(options: RouteOptions, situation: Situation, kernel: _Kernel, name
     notes: list[str] = []
     underlay = format_packed(situation.underlay) if situation.underlay else ""
     tunnel = f"the tunnel keeps {underlay}" if underlay else "there is no tunnel"
-    if situation.kept:
-        versions = " and ".join(f"IPv{4 if len(each) == 4 else 6}" for each in dict.fromkeys(situation.kept))
-        kept = ", ".join(map(format_packed, situation.kept))
-        is_all = len(situation.kept) == len(situation.addresses)
+    if former := situation.former_addresses:
+        versions = " and ".join(f"IPv{4 if len(each) == 4 else 6}" for each in dict.fromkeys(former))
+        kept = ", ".join(map(format_packed, former))
+        is_all = len(former) == len(situation.addresses)
         text = (
             f"this node's Node object has no {'' if is_all else versions + ' '}{INTERNAL_IP} any more: the agent keeps "
             f"{kept}, and its routes and tunnel as they are; correct --node-ip of kubelet, or the cloud's controller"
@@ -242,7 +245,7 @@ def _describe(options: RouteOptions, situation: Situation, kernel: _Kernel, name
         if not mine or any(map(kernel.is_held, mine)):
             continue
         text = f"this node's {INTERNAL_IP} {format_packed(mine[0])} is on no interface that is up: "
-        if any(len(home.address) == size for home in situation.homes):
+        if any(len(each.address) == size for each in situation.node_networks):
             problems.append(text + "the agent keeps its routes and tunnel as they are until it is")
         elif options.mode not in (AUTO, VXLAN):
             problems.append(text + "correct --node-ip of kubelet, or the interface")

@@ -33,8 +33,8 @@ def networks(cluster):
     return {str(network) for network in cluster.conflicts.networks}
 
 
-def usable(cluster, name):
-    return [str(address) for address in cluster.usable(name).addresses]
+def get_usable(cluster, name):
+    return [str(address) for address in cluster.get_usable(name).addresses]
 
 
 @pytest.mark.parametrize(
@@ -135,15 +135,15 @@ def test_an_address_in_another_nodes_podcidr_is_ignored():
         foreign,
     )
     assert not cluster.conflicts.networks
-    assert cluster.usable("virtual") == foreign._replace(addresses=(), is_foreign=True)
+    assert cluster.get_usable("virtual") == foreign._replace(addresses=(), has_only_ignored_addresses=True)
     (text,) = cluster.conflicts.describe_addresses()
     assert text.startswith("node virtual: InternalIP 10.244.2.5 is ignored, because it is in podCIDR 10.244.2.0/24 of")
     assert not list(cluster.conflicts.describe_of(cluster.nodes["b"]))
     listed = cluster.list_networks("virtual", lambda network: True, lambda node: False)
     assert {str(network) for network in listed} == {"10.244.77.0/24"}
     cluster.set(node("virtual", addresses=["10.244.2.5", "192.0.2.9"]))
-    assert usable(cluster, "virtual") == ["192.0.2.9"]
-    assert not cluster.usable("virtual").is_foreign
+    assert get_usable(cluster, "virtual") == ["192.0.2.9"]
+    assert not cluster.get_usable("virtual").has_only_ignored_addresses
 
 
 def test_networks_of_the_nodes_and_of_the_api_server_are_no_podcidrs():
@@ -165,7 +165,7 @@ def test_networks_of_the_nodes_and_of_the_api_server_are_no_podcidrs():
     assert networks(cluster) == {
         "10.0.5.0/24", "192.0.2.0/24", "192.0.2.1/32", "192.0.4.0/24", "203.0.113.0/24",
     }  # fmt: skip
-    assert [usable(cluster, name) for name in "ace"] == [["192.0.2.1"], ["203.0.113.7"], ["192.0.4.7", "10.0.5.1"]]
+    assert [get_usable(cluster, name) for name in "ace"] == [["192.0.2.1"], ["203.0.113.7"], ["192.0.4.7", "10.0.5.1"]]
     conflicts = [list(cluster.conflicts.describe_of(each)) for each in cluster.nodes.values()]
     assert [bool(each) for each in conflicts] == [False, True, True, True, True]
     cluster.set(node("a", "10.0.0.0/24", addresses=["192.0.9.1"]))
@@ -252,7 +252,7 @@ def test_the_indexes_equal_a_full_computation(steps, version, fixed, api):
         assert len(cluster.conflicts) == len(conflicting)
         assert bool(list(cluster.conflicts.describe())) == bool(conflicting)
         after = {each.name: [one for one in each.addresses if one not in ignored] for each in nodes.values()}
-        assert {each: list(cluster.usable(each).addresses) for each in nodes} == after
+        assert {each: list(cluster.get_usable(each).addresses) for each in nodes} == after
         assert change.others == {each for each in after if each != name and after[each] != before[each]}
         shared = Counter(one for each in nodes.values() for one in each.addresses)
         reported = len(ignored) + sum(number > 1 for number in shared.values())

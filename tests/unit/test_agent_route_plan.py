@@ -10,7 +10,7 @@ from agent import route_plan
 from agent.holders import Holders
 from agent.node import Node
 from agent.route_diff import ObjectChange, RouteDiff
-from agent.route_plan import Connected, Home, ObjectKind, Peer, Plan, Situation
+from agent.route_plan import ConnectedNetwork, NodeNetwork, ObjectKind, Peer, Plan, Situation
 from kernel.protocol_route import Hop, Prefix, format_prefix, pack_network
 
 TUNNEL, LAN, SECOND_LAN, BRIDGE = 9, 2, 3, 5
@@ -21,8 +21,8 @@ def packed(*texts: str) -> tuple[bytes, ...]:
     return tuple(pack_network(ip_network(text)) if "/" in text else ip_address(text).packed for text in texts)
 
 
-def connected(text: str, ifindex: int, *, is_for_pods: bool = False) -> Connected:
-    return Connected(packed(text)[0], ifindex, f"eth{ifindex}", is_for_pods)
+def connected(text: str, ifindex: int, *, is_for_pods: bool = False) -> ConnectedNetwork:
+    return ConnectedNetwork(packed(text)[0], ifindex, f"eth{ifindex}", is_for_pods)
 
 
 HERE = Situation(
@@ -36,15 +36,15 @@ HERE = Situation(
         connected("192.0.2.0/24", LAN),
         connected("10.244.1.0/24", BRIDGE, is_for_pods=True),
     ),
-    tunnel=TUNNEL,
-    homes=(
-        Home(0, ip_address("192.0.2.1").packed, packed("192.0.2.0/24")[0]),
-        Home(0, ip_address("2001:db8::1").packed, packed("2001:db8::/64")[0]),
+    tunnel_ifindex=TUNNEL,
+    node_networks=(
+        NodeNetwork(0, ip_address("192.0.2.1").packed, packed("192.0.2.0/24")[0]),
+        NodeNetwork(0, ip_address("2001:db8::1").packed, packed("2001:db8::/64")[0]),
     ),
     underlay=ip_address("192.0.2.1").packed,
 )
 DUAL = ("10.244.2.0/24", "fd00:2::/64")
-IPV6 = HERE._replace(addresses=packed("2001:db8::1"), homes=HERE.homes[1:], underlay=ip_address("2001:db8::1").packed)
+IPV6 = HERE._replace(addresses=HERE.addresses[:1], node_networks=HERE.node_networks[1:], underlay=HERE.addresses[0])
 
 
 def planned(situation: Situation, *addresses: str, networks: tuple[str, ...] = DUAL) -> Plan:
@@ -111,7 +111,7 @@ def test_objects_of_a_node(mode, addresses, objects):
         (IPV6, ["192.0.2.9"], DUAL[:1], "this node has no IPv4 InternalIP, which VXLAN uses", True),
         (HERE._replace(mode="direct"), ["192.0.2.9"], DUAL[1:], "no IPv6 InternalIP for fd00:2::/64", True),
         (HERE._replace(mode="direct"), ["198.51.100.2"], DUAL[:1], "198.51.100.2 is in no network connected", False),
-        (HERE._replace(tunnel=0), ["198.51.100.2"], DUAL[:1], "this node has no VXLAN device", False),
+        (HERE._replace(tunnel_ifindex=0), ["198.51.100.2"], DUAL[:1], "this node has no VXLAN device", False),
         (HERE._replace(addresses=()), ["198.51.100.2"], DUAL[:1], "this node has no InternalIP", True),
         (HERE._replace(underlay=b""), ["198.51.100.2"], DUAL[:1], "no interface of this node has its InternalIP", True),
     ],
@@ -134,14 +134,14 @@ def node_of(addresses: list[str], networks: tuple[str, ...]) -> tuple[Peer, Situ
     """Returns a node with addresses as other nodes see it, and its situation: a link for each address (24 bits)."""
     links = sorted({ip_network(f"{each}/24", strict=False) for each in addresses}, key=str)
     known = [connected(str(network), 2 + index) for index, network in enumerate(links)]
-    homes = [
-        Home(position, each, network.network)
+    mine = [
+        NodeNetwork(position, each, network.network)
         for position, each in enumerate(packed(*addresses))
         for network in known
         if route_plan.contains(network.network, each)
     ]
     peer = Peer("peer", packed(*networks), packed(*addresses))
-    situation = Situation("auto", peer.networks, peer.addresses, tuple(known), TUNNEL, tuple(homes), peer.addresses[0])
+    situation = Situation("auto", peer.networks, peer.addresses, tuple(known), TUNNEL, tuple(mine), peer.addresses[0])
     return peer, situation
 
 
@@ -170,11 +170,12 @@ def test_a_node_keeps_the_addresses_that_its_object_loses():
     """A node keeps its addresses of an IP version of which its object has none any more, another node none of them."""
     before = Peer("peer", (), packed("192.0.2.9", "192.0.2.10", "2001:db8::9"), "uid")
     nothing = route_plan.keep_addresses(before._replace(addresses=()), before)
-    assert nothing == before._replace(kept=before.addresses)
+    assert nothing == before._replace(former_addresses=before.addresses)
     without_ipv6 = route_plan.keep_addresses(before._replace(addresses=packed("192.0.2.77")), nothing)
     assert without_ipv6.addresses == packed("192.0.2.77", "2001:db8::9")
-    assert without_ipv6.kept == packed("2001:db8::9")
-    assert route_plan.keep_addresses(before._replace(addresses=()), without_ipv6).kept == without_ipv6.addresses
+    assert without_ipv6.former_addresses == packed("2001:db8::9")
+    last = route_plan.keep_addresses(before._replace(addresses=()), without_ipv6)
+    assert last.former_addresses == without_ipv6.addresses
     assert route_plan.keep_addresses(before, nothing) == before
     assert route_plan.keep_addresses(before._replace(addresses=(), uid="another"), before).addresses == ()
     # Such a node may use the tunnel, or other nodes to it: not all of them know the address.
@@ -186,7 +187,7 @@ def test_objects_of_this_node():
     plan = route_plan.plan_node(HERE)
     assert list(map(format_prefix, plan.objects[ObjectKind.UNREACHABLE])) == ["10.244.1.0/24", "fd00:1::/64"]
     assert list(map(format_prefix, plan.objects[ObjectKind.ADDRESS])) == ["10.244.1.0/32", "fd00:1::/128"]
-    assert not route_plan.plan_node(HERE._replace(tunnel=0)).objects[ObjectKind.ADDRESS]
+    assert not route_plan.plan_node(HERE._replace(tunnel_ifindex=0)).objects[ObjectKind.ADDRESS]
     assert route_plan.plan_node(HERE._replace(mode="none")) == Plan(route_plan.new_objects())
 
 
