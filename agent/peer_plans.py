@@ -37,7 +37,7 @@ class PeerPlans:
 
     def replace(self, nodes: Mapping[str, Node]) -> None:
         """Replaces all nodes."""
-        self._peers = {name: self.peer_of(node) for name, node in nodes.items()}
+        self._peers = {name: self.with_former_addresses(node) for name, node in nodes.items()}
         self._holders = Holders()
         for peer in self._peers.values():
             for network in peer.networks:
@@ -47,8 +47,8 @@ class PeerPlans:
         """Returns a node, None without one."""
         return self._peers.get(name)
 
-    def peer_of(self, node: Node) -> Peer:
-        """Returns a changed node, with the addresses that its object had and has no more."""
+    def with_former_addresses(self, node: Node) -> Peer:
+        """Returns a changed node with the addresses that its object no longer has."""
         return keep_addresses(peer_of(node), self._peers.get(node.name))
 
     def names(self) -> Collection[str]:
@@ -78,20 +78,23 @@ class PeerPlans:
             self._peers.pop(name, None)
 
     def plan(self, name: str, situation: Situation) -> Plan:
-        """Returns the plan for one node, and stores its problems."""
+        """Returns the plan for one node."""
         peer = self._peers.get(name)
         if peer is None or name == self.this_node:
-            plan = Plan(new_objects())
-        else:
-            networks = tuple(each for each in peer.networks if self._holders.holder_of(each) == name)
-            plan = plan_peer(peer, networks, situation)
+            return Plan(new_objects())
+        networks = tuple(each for each in peer.networks if self._holders.holder_of(each) == name)
+        return plan_peer(peer, networks, situation)
+
+    def update_plan(self, name: str, situation: Situation) -> Plan:
+        """Returns the plan for one node, and stores its problems."""
+        plan = self.plan(name, situation)
         if plan.problems:
             self.problems[name] = plan.problems
         else:
             self.problems.pop(name, None)
         return plan
 
-    def keys(self, names: Iterable[str], situation: Situation) -> tuple[set[bytes], ...]:
+    def list_keys(self, names: Iterable[str], situation: Situation) -> tuple[set[bytes], ...]:
         """Returns the keys of the objects in the plans of some nodes, by kind."""
         keys = tuple(set[bytes]() for _ in ObjectKind)
         for name in names:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from agent.route_plan import ObjectKind, Objects, ObjectValue, Plan
+from agent.route_plan import ObjectKind, Objects, ObjectValue, Plan, host_prefix
 from kernel.protocol_route import Hop, Prefix
 
 
@@ -41,7 +41,7 @@ class RouteDiff:
                     self._additions.append(ObjectChange(kind, key, value))
 
     def changes(self, candidates: Iterable[Iterable[bytes]]) -> list[ObjectChange]:
-        """Returns the changes; deletes those of the `candidates` (keys by kind) that no plan has."""
+        """Returns the changes: additions, then deletions of those `candidates` (keys by kind) that no plan has."""
         unchanged = self._unchanged_keys()
         additions = [change for change in self._additions if change.key not in unchanged[change.kind]]
         additions.sort(key=lambda change: change.kind)
@@ -54,12 +54,12 @@ class RouteDiff:
         return additions + deletions[::-1]
 
     def _unchanged_keys(self) -> tuple[set[bytes], ...]:
-        """Returns the objects by kind that belong to the networks for which nothing is changed."""
+        """Returns the keys by kind of the objects that belong to the networks for which nothing is changed."""
         keys = tuple(set[bytes]() for _ in ObjectKind)
         for network in self._unchanged:
             keys[ObjectKind.ROUTE].add(network)
             keys[ObjectKind.UNREACHABLE].add(network)
-            keys[ObjectKind.ADDRESS].add(network[:-1] + bytes((8 * (len(network) - 1),)))
+            keys[ObjectKind.ADDRESS].add(host_prefix(network))
             hop = self._existing[ObjectKind.ROUTE].get(network)
             if isinstance(hop, Hop) and hop.ifindex == self._tunnel_ifindex and hop.gateway:
                 keys[ObjectKind.NEIGHBOUR].add(hop.gateway)

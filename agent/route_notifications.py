@@ -5,7 +5,7 @@ The existing objects are updated as notifications say; what other programs chang
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from socket import AF_BRIDGE
 
 from agent.route_plan import ObjectKind, Objects, ObjectValue, RouteOptions, Situation
@@ -14,7 +14,7 @@ from kernel.address import RTM_DELADDR, RTM_NEWADDR
 from kernel.link import RTM_DELLINK, RTM_NEWLINK, Link
 from kernel.neighbour import RTM_DELNEIGH, RTM_NEWNEIGH
 from kernel.notifications import Notification
-from kernel.protocol_route import OTHER, UNREACHABLE, Prefix, ProtocolRoute
+from kernel.protocol_route import OTHER, UNREACHABLE, ProtocolRoute
 from kernel.route import RTM_DELROUTE
 from kernel.wire import DecodedMessage
 
@@ -22,9 +22,9 @@ from kernel.wire import DecodedMessage
 class NotificationReader:
     """Reads notifications. Afterwards the attributes say what to do.
 
-    `repairs` are the objects that other programs changed or deleted, with their desired values. With `is_elsewhere` the
-    situation of this node may have changed, with `is_device` the VXLAN device. With `is_flushed` the kernel may have
-    deleted IPv4 routes without a notification. `shadowing` are the routes that win over the agent's.
+    `repairs` are the objects that other programs changed or deleted, with their desired values. `situation_may_differ`
+    and `device_may_differ`: this node's situation, the VXLAN device must be read again. `may_lack_routes`: the kernel
+    may have deleted IPv4 routes without a notification. `shadowing` are other routes that win over the agent's.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class NotificationReader:
         self._addresses = {*situation.addresses, situation.underlay, options.underlay}
         self.repairs: dict[tuple[ObjectKind, bytes], ObjectValue] = {}
         self.shadowing = shadowing
-        self.is_elsewhere = False
-        self.is_device = False
-        self.is_flushed = False
+        self.situation_may_differ = False
+        self.device_may_differ = False
+        self.may_lack_routes = False
 
     def read(self, notifications: Iterable[Notification]) -> None:
         """Reads notifications."""
@@ -62,27 +62,27 @@ class NotificationReader:
             return
         changed = link.from_message(message)
         if number == RTM_DELLINK or not changed.is_up:  # also if it is up again by now
-            self.is_flushed |= changed.index == self._situation.tunnel_ifindex or changed.index in self._links
+            self.may_lack_routes |= changed.index == self._situation.tunnel_ifindex or changed.index in self._links
         if changed.index == self._situation.tunnel_ifindex or changed.name == self._options.device:
-            self.is_device = True
+            self.device_may_differ = True
         elif number == RTM_DELLINK and changed.kind == vxlan.KIND and not self._situation.tunnel_ifindex:
-            self.is_device = True  # it may have had the VNI and the port of the agent's device
+            self.device_may_differ = True  # it may have had the VNI and the port of the agent's device
         elif known := self._links.get(changed.index):
             is_same = (changed.is_up, changed.mtu) == (known.is_up, known.mtu)
-            self.is_elsewhere |= number == RTM_DELLINK or not is_same
+            self.situation_may_differ |= number == RTM_DELLINK or not is_same
         else:
-            self.is_elsewhere |= changed.name == self._options.underlay
+            self.situation_may_differ |= changed.name == self._options.underlay
 
     def _read_address(self, number: int, message: DecodedMessage) -> None:
         packed = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS") or b""
         index, tunnel = message["index"], self._situation.tunnel_ifindex
         # With the last IPv4 address of a link its IPv4 routes disappear.
-        self.is_flushed |= number == RTM_DELADDR and len(packed) == 4 and (index == tunnel or index in self._links)
+        self.may_lack_routes |= number == RTM_DELADDR and len(packed) == 4 and (index == tunnel or index in self._links)
         if tunnel and index == tunnel:
             value = b"" if number == RTM_NEWADDR else None
             self._compare(ObjectKind.ADDRESS, bytes((*packed, message["prefixlen"])), value)
         elif packed in self._addresses or index in self._links:
-            self.is_elsewhere = True
+            self.situation_may_differ = True
 
     def _read_entry(self, number: int, message: DecodedMessage) -> None:
         tunnel = self._situation.tunnel_ifindex
@@ -104,17 +104,17 @@ class NotificationReader:
             return
         is_deleted = number == RTM_DELROUTE
         options, is_ours = self._options, route.protocol == self._options.protocol
+        hop = route.hop if is_ours else OTHER
+        if is_deleted and not is_ours and route.metric in (options.metric, options.unreachable_metric):
+            return  # it was not the agent's
         if route.metric == options.metric:
-            value = None if is_deleted else route.hop if is_ours else OTHER
-            if is_ours or not is_deleted:
-                self._compare(ObjectKind.ROUTE, route.dst, value)
+            self._compare(ObjectKind.ROUTE, route.dst, None if is_deleted else hop)
         elif route.metric == options.unreachable_metric:
-            is_present = not is_deleted and is_ours and route.hop == UNREACHABLE
-            if is_ours or not is_deleted:
-                self._compare(ObjectKind.UNREACHABLE, route.dst, b"" if is_present else None)
+            self._compare(ObjectKind.UNREACHABLE, route.dst, None if is_deleted or hop != UNREACHABLE else b"")
         elif protocol_route.is_connected(route):
             is_known = (route.dst, route.hop.ifindex) in self._connected
-            self.is_elsewhere |= is_known == is_deleted and route.hop.ifindex != self._situation.tunnel_ifindex
+            is_news = is_known == is_deleted  # a known network is deleted, or an unknown one is connected
+            self.situation_may_differ |= is_news and route.hop.ifindex != self._situation.tunnel_ifindex
         elif is_deleted:
             self.shadowing.discard(route)
         elif route.metric < options.metric and self._is_desired(ObjectKind.ROUTE, route.dst):
@@ -124,7 +124,7 @@ class NotificationReader:
         return key in self._existing[kind] or (kind, key) in self.repairs
 
     def _compare(self, kind: ObjectKind, key: bytes, value: ObjectValue | None) -> None:
-        """Compares an object with its desired value, which is the one before the first notification about it."""
+        """Stores the new value of an object, None if it is deleted; the value before all notifications repairs it."""
         existing = self._existing[kind]
         desired = self.repairs.get((kind, key), existing.get(key))
         if desired is None:  # not the agent's
@@ -137,8 +137,3 @@ class NotificationReader:
             existing.pop(key, None)
         else:
             existing[key] = value
-
-
-def list_shadowed(shadowing: Iterable[ProtocolRoute], destinations: Collection[Prefix]) -> list[ProtocolRoute]:
-    """Returns the routes to `destinations`, in a fixed order."""
-    return sorted(route for route in shadowing if route.dst in destinations)

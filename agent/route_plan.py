@@ -184,8 +184,8 @@ def plan_node(situation: Situation) -> Plan:
             problems.append(f"its podCIDR {format_prefix(network)} overlaps with {_describe(conflict)}")
             continue
         objects[ObjectKind.UNREACHABLE][network] = b""
-        if situation.tunnel_ifindex and network != _host(network):  # a single address is a pod's
-            objects[ObjectKind.ADDRESS][_host(network)] = b""
+        if situation.tunnel_ifindex and network != host_prefix(network):  # a single address is a pod's
+            objects[ObjectKind.ADDRESS][host_prefix(network)] = b""
     return Plan(objects, tuple(unchanged), tuple(problems))
 
 
@@ -357,7 +357,7 @@ def contains(network: Prefix, address: bytes) -> bool:
     return int.from_bytes(network[:-1], "big") >> shift == int.from_bytes(address, "big") >> shift
 
 
-def _host(network: Prefix) -> Prefix:
+def host_prefix(network: Prefix) -> Prefix:
     """Returns the network address of a network as a network with this address only."""
     return network[:-1] + bytes((8 * (len(network) - 1),))
 

@@ -81,5 +81,5 @@ class RouteUpdates:
         self._report(failure)
         if failure:
             self._retries.schedule(self._repeat_all)
-        elif self._routes.is_refused:
+        elif self._routes.has_refusals:
             self._retries.schedule(self.reconcile, _REFUSED_RETRY_S)

@@ -14,7 +14,7 @@ from agent import kernel_routes, tunnel_device
 from agent.node import Node
 from agent.peer_plans import PeerPlans
 from agent.route_diff import ObjectChange, RouteDiff
-from agent.route_notifications import NotificationReader, list_shadowed
+from agent.route_notifications import NotificationReader
 from agent.route_plan import (
     AUTO,
     NONE,
@@ -62,10 +62,11 @@ class Routes:
         self._socket = Socket()
         self._notifications = Notifications(notifications.ALL, self._socket, buffer_bytes=_BUFFER_BYTES)
         self._pending: list[Notification] = []
-        self._is_lost = self._is_synced = False
+        self._has_lost_notifications = self._has_peers = False
         self._node: Node | None = None
         self._peers = PeerPlans()
-        self._conflicting, self._unchanged = frozenset[Network](), frozenset[Prefix]()  # the same networks, packed
+        self._conflicting: frozenset[Network] = frozenset()
+        self._conflicting_prefixes: frozenset[Prefix] = frozenset()  # the same networks
         self._situation = Situation(options.mode, (), (), ())
         self._links = NodeLinks({})
         self._device: Link | None = None
@@ -104,18 +105,18 @@ class Routes:
         The first call compares the plan with the kernel, later calls with the objects that are known. Raises
         KernelError.
         """
-        is_first, self._is_synced = not self._is_synced, True
+        is_first, self._has_peers = not self._has_peers, True
         self._peers.replace(peers)
         self._set_conflicting(conflicting)
         if is_first or (self._can_create_device and self._peers.needs_tunnel(self._situation)):
             self.reconcile()
         elif self._is_ready:
-            self._replan()
-            self._settle()
+            self._apply_plans()
+            self._handle_pending()
 
     def update_peer(self, node: Node, conflicting: frozenset[Network] = frozenset()) -> None:
         """Adds or changes a node; raises KernelError."""
-        self._change_peer(node.name, self._peers.peer_of(node), conflicting)
+        self._change_peer(node.name, self._peers.with_former_addresses(node), conflicting)
 
     def remove_peer(self, name: str, conflicting: frozenset[Network] = frozenset()) -> None:
         """Removes a node; raises KernelError."""
@@ -133,25 +134,24 @@ class Routes:
 
     def reconcile(self) -> None:
         """Compares all objects with the kernel, and changes what differs; raises KernelError."""
-        if not self._is_ready:
-            return
-        self._read_kernel()
-        self._settle()
+        if self._is_ready:
+            self._compare_all()
+            self._handle_pending()
 
     def handle_notifications(self) -> None:
         """Reads the kernel's notifications, and restores what other programs changed; raises KernelError."""
         self._receive()
-        self._settle()
+        self._handle_pending()
 
     def has_route(self, network: Network) -> bool:
-        """Returns whether the agent has a route to the pods of a network, or with routes "none" another program may."""
+        """Returns whether the agent has a route to a network; with routes "none", whether it is in no conflict."""
         prefix = pack_network(network)
         if self._options.mode == NONE:
-            return prefix not in self._unchanged
+            return prefix not in self._conflicting_prefixes
         return any(prefix in self._existing[kind] for kind in ROUTE_KINDS)
 
     def is_behind_tunnel(self, node: Node) -> bool:
-        """Returns whether a node is reached by VXLAN, at least for one of its networks, or may be: it has none yet."""
+        """Returns whether a node is reached by VXLAN for one of its networks, or may be when it has networks."""
         may_be = self._situation.mode in (AUTO, VXLAN) and not node.pod_cidrs
         return may_be or needs_tunnel(peer_of(node), self._situation)
 
@@ -162,10 +162,10 @@ class Routes:
         self._apply([ObjectChange(kind, key, None) for kind in ROUTE_KINDS for key in existing[kind]])
         if device:
             self._send([link.delete_request(device)])
-        self._is_synced = False
+        self._has_peers = False
 
     @property
-    def is_refused(self) -> bool:
+    def has_refusals(self) -> bool:
         """Whether the kernel refused an object or the VXLAN device, so that reconcile() should try again soon."""
         return bool(self._refused or self._device_problem)
 
@@ -175,8 +175,9 @@ class Routes:
         result = [Problem("", text) for text in (self._device_problem, self._links.problem) if text]
         result += [Problem(name, text) for name, texts in self._peers.problems.items() for text in texts]
         result += [Problem("", text) for text in self._refused.values()]
-        for each in list_shadowed(self._shadowing, self._existing[ObjectKind.ROUTE].keys()):
-            result.append(shadow_problem(self._peers.holder_of(each.dst), each))
+        for each in sorted(self._shadowing):
+            if each.dst in self._existing[ObjectKind.ROUTE]:
+                result.append(shadow_problem(self._peers.holder_of(each.dst), each))
         return result + [disagreement_problem(*each) for each, count in self._repaired.items() if count > _MAX_REPAIRS]
 
     @property
@@ -187,73 +188,73 @@ class Routes:
     @property
     def counters(self) -> Counters:
         """The numbers for metrics."""
-        routes = len(self._existing[ObjectKind.ROUTE])
-        return Counters(self._requests, self._repairs, self._comparisons, routes, len(self._peers))
+        routes, nodes = len(self._existing[ObjectKind.ROUTE]), len(self._peers)
+        return Counters(self._requests, self._repairs, self._comparisons, routes, nodes)
 
     @property
     def _is_ready(self) -> bool:
-        return self._node is not None and self._is_synced
+        return self._node is not None and self._has_peers
 
     def _set_conflicting(self, networks: frozenset[Network]) -> bool:
-        """Sets the networks for which nothing is added, changed or deleted; returns whether they are others."""
+        """Sets the networks for which nothing is added, changed or deleted; returns whether they differ from before."""
         if networks is self._conflicting:
             return False
-        before, self._conflicting = self._unchanged, networks
-        self._unchanged = frozenset(map(pack_network, networks))
-        return self._unchanged != before
+        before, self._conflicting = self._conflicting_prefixes, networks
+        self._conflicting_prefixes = frozenset(map(pack_network, networks))
+        return self._conflicting_prefixes != before
 
     def _change_peer(self, name: str, after: Peer | None, conflicting: frozenset[Network]) -> None:
-        if not self._is_synced:
+        if not self._has_peers:
             raise ValueError("replace_peers() comes first")
-        has_changed, before = self._set_conflicting(conflicting), self._peers.get(name)
-        if before == after and not has_changed:
+        conflicts_changed = self._set_conflicting(conflicting)
+        if (before := self._peers.get(name)) == after and not conflicts_changed:
             return
         networks = {*(before.networks if before else ()), *(after.networks if after else ())}
         affected = {name, *self._peers.holders_of(networks)}
-        candidates = self._peers.keys(affected, self._situation)
+        candidates = self._peers.list_keys(affected, self._situation)
         for kind, keys in zip(ObjectKind, candidates, strict=True):
             for key in keys:
                 self._refused.pop((kind, key), None)
         self._peers.change(name, after)
         if not self._is_ready:
             return
-        if has_changed or (after and self._can_create_device and needs_tunnel(after, self._situation)):
+        if conflicts_changed or (after and self._can_create_device and needs_tunnel(after, self._situation)):
             self.reconcile()
             return
         diff = self._new_diff()
-        for each in affected | self._peers.holders_of(networks):
-            diff.add(self._peers.plan(each, self._situation))
+        for each in affected | self._peers.holders_of(networks):  # the holders before and after the change
+            diff.add(self._peers.update_plan(each, self._situation))
         self._apply(diff.changes(candidates))
-        self._settle()
+        self._handle_pending()
 
     def _new_diff(self) -> RouteDiff:
-        return RouteDiff(self._existing, self._unchanged, self._situation.tunnel_ifindex)
+        return RouteDiff(self._existing, self._conflicting_prefixes, self._situation.tunnel_ifindex)
 
-    def _replan(self) -> None:
-        """Makes the known objects equal to the plan of all nodes."""
+    def _apply_plans(self) -> None:
+        """Changes the objects that differ from the plans of all nodes."""
         assert self._node is not None
         diff = self._new_diff()
         self._peers.problems.clear()
         for name in self._peers.names():
-            diff.add(self._peers.plan(name, self._situation))
+            diff.add(self._peers.update_plan(name, self._situation))
         plan = plan_node(self._situation)
         diff.add(plan)
         if plan.problems:
             self._peers.problems[self._node.name] = plan.problems
         self._apply(diff.changes([list(table) for table in self._existing]))
 
-    def _read_kernel(self) -> None:
+    def _compare_all(self) -> None:
         """Reads the situation and the existing objects, ensures the device, makes the objects equal to the plan."""
         assert self._node is not None
         self._refused.clear()
         self._repaired.clear()
         self._pending.clear()
-        self._is_lost = False
-        self._notifications.receive()  # the state is read now
+        self._has_lost_notifications = False
+        self._notifications.receive()  # discarded: all is read below
         self._read_situation(self._node)
         is_needed = self._needs_device()
         if is_needed and self._ensure_device(self._node):
-            self._notifications.receive()  # about these changes; what else they say is read now
+            self._notifications.receive()  # discarded: all is read below
             self._read_situation(self._node)
         existing_device, self._existing = kernel_routes.read_objects(self._socket, self._options, self._node.name)
         if not is_needed:
@@ -261,7 +262,7 @@ class Routes:
             self._situation = self._situation._replace(tunnel_ifindex=0)
             for kind in (ObjectKind.ADDRESS, ObjectKind.NEIGHBOUR, ObjectKind.FORWARDING):
                 self._existing[kind].clear()  # they are deleted with the device
-        self._replan()
+        self._apply_plans()
         if not is_needed and self._device:
             self._delete_device(self._device)
         self._shadowing = set(self._list_shadowing())
@@ -276,8 +277,8 @@ class Routes:
             self._device = None
 
     def _read_situation(self, node: Node) -> None:
-        last, any_address = (self._situation, self._links), self._peers.any_address
-        self._situation, self._links = read_situation(self._socket, self._options, node, any_address, last)
+        last = self._situation, self._links
+        self._situation, self._links = read_situation(self._socket, self._options, node, self._peers.any_address, last)
 
     def _needs_device(self) -> bool:
         assert self._node is not None
@@ -355,19 +356,19 @@ class Routes:
     def _receive(self) -> None:
         received = self._notifications.receive()
         if received is None:
-            self._is_lost = True
+            self._has_lost_notifications = True
         else:
             self._pending += received
 
-    def _settle(self) -> None:
+    def _handle_pending(self) -> None:
         """Handles the notifications that have arrived, until there are none."""
         if not self._is_ready:
             self._pending.clear()
-        while self._is_ready and (self._is_lost or self._pending):
+        while self._is_ready and (self._has_lost_notifications or self._pending):
             received, self._pending = self._pending, []
-            if self._is_lost:
+            if self._has_lost_notifications:
                 self._log("the kernel dropped notifications: comparing all routes")
-                self._read_kernel()
+                self._compare_all()
                 continue
             reader = NotificationReader(
                 self._options, self._situation, self._links.by_index, self._existing, self._shadowing
@@ -377,23 +378,23 @@ class Routes:
 
     def _handle(self, reader: NotificationReader) -> None:
         assert self._node is not None
-        is_changed = reader.is_device and self._needs_device() and self._ensure_device(self._node)
-        if reader.is_elsewhere or reader.is_flushed or is_changed:
+        device_changed = reader.device_may_differ and self._needs_device() and self._ensure_device(self._node)
+        if reader.situation_may_differ or reader.may_lack_routes or device_changed:
             last = self._situation, self._links
             self._read_situation(self._node)
-            is_other = reader.is_flushed or last != (self._situation, self._links)
-            if is_changed or (is_other and not self._links.is_temporary):
+            is_other_situation = reader.may_lack_routes or last != (self._situation, self._links)
+            if device_changed or (is_other_situation and not self._links.is_temporary):
                 self._log("interfaces or addresses changed: comparing all routes")
-                self._read_kernel()
+                self._compare_all()
                 return
         repairs = []
         for (kind, key), value in reader.repairs.items():
             self._repaired[kind, key] += 1
-            if self._repaired[kind, key] <= _MAX_REPAIRS and not self._is_unchanged(kind, key):
+            if self._repaired[kind, key] <= _MAX_REPAIRS and not self._is_conflicting(kind, key):
                 self._log(f"restore {kernel_routes.describe(kind, key)}, which another program changed")
                 repairs.append(ObjectChange(kind, key, value))
         self._repairs += len(repairs)
         self._apply(sorted(repairs))
 
-    def _is_unchanged(self, kind: ObjectKind, key: bytes) -> bool:
-        return kind in ROUTE_KINDS and key in self._unchanged
+    def _is_conflicting(self, kind: ObjectKind, key: bytes) -> bool:
+        return kind in ROUTE_KINDS and key in self._conflicting_prefixes

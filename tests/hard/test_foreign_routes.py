@@ -201,7 +201,7 @@ def run_round(node: TestNode, routes: Routes, chance: random.Random, before: dic
     restore_host(node, before)
     handle(routes)
     # The agent compares all later, for refused objects and if another program seems to disagree.
-    if routes.is_refused or any("keeps changing" in text for _, text in routes.problems):
+    if routes.has_refusals or any("keeps changing" in text for _, text in routes.problems):
         routes.reconcile()
     return done
 

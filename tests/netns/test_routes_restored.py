@@ -209,11 +209,11 @@ def test_a_foreign_device_is_a_problem(distant, device, commands, text):
         assert {problem.node for problem in routes.problems} == {"", "node-2", "node-3"}
         assert host.ip("link") == before
         assert all("unreachable" in line for line in host.ip("route").splitlines() if "proto 112" in line)
-        was_refused = routes.is_refused
+        had_refusals = routes.has_refusals
         host.ip("link", "del", device)
         wait_and_handle(routes)
         assert routes.problems == []
-        assert [was_refused, routes.is_refused] == [True, False]
+        assert [had_refusals, routes.has_refusals] == [True, False]
         assert len(state(host)["forwarding"]) == 2
 
 
@@ -312,7 +312,7 @@ def test_a_refused_request_is_a_problem_of_one_node(joined: Cluster):
         assert "set route 10.244.8.0/24 via 192.0.0.255" in texts(routes)
         assert route_to(host, "10.244.9.0/24") != []
         routes.remove_peer("bad")
-        assert (routes.problems, routes.is_refused) == ([], False)
+        assert (routes.problems, routes.has_refusals) == ([], False)
 
 
 def test_nothing_happens_before_both_calls(distant):

@@ -156,7 +156,7 @@ def test_ipv4_routes_return_before_the_ipv6_address(distant):
             f"this node's InternalIP {first.address(6)} is on no interface that is up: "
             "the agent keeps its routes and tunnel as they are until it is"
         ]
-        assert not routes.is_refused
+        assert not routes.has_refusals
         first.host.ip("address", "add", f"{first.address(6)}/64", "dev", UPLINK, "nodad")
         wait_and_handle(routes)
         assert [route_to(first.host, second.network(version)) for version in (4, 6)] == before

@@ -35,7 +35,7 @@ class RecordedRoutes(Mock):
     counters = Counters(0, 0, 1, 0, 0)
     failure: CniError | None = None
     problems: tuple[str, ...] = ()
-    is_refused = False
+    has_refusals = False
     note = ""
 
     def set_node(self, node: Node, conflicting: object) -> None:
