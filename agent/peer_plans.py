@@ -7,19 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from agent import route_plan
 from agent.holders import Holders
 from agent.node import Node
-from agent.route_plan import (
-    ObjectKind,
-    Peer,
-    Plan,
-    Situation,
-    keep_addresses,
-    needs_tunnel,
-    new_objects,
-    peer_of,
-    plan_peer,
-)
+from agent.route_plan import ObjectKind, Peer, Plan, Situation
 from kernel.protocol_route import Prefix
 
 
@@ -49,7 +40,7 @@ class PeerPlans:
 
     def with_former_addresses(self, node: Node) -> Peer:
         """Returns a changed node with the addresses that its object no longer has."""
-        return keep_addresses(peer_of(node), self._peers.get(node.name))
+        return route_plan.keep_addresses(route_plan.peer_of(node), self._peers.get(node.name))
 
     def names(self) -> Collection[str]:
         """Returns the names of all nodes."""
@@ -81,9 +72,9 @@ class PeerPlans:
         """Returns the plan for one node."""
         peer = self._peers.get(name)
         if peer is None or name == self.this_node:
-            return Plan(new_objects())
+            return Plan(route_plan.new_objects())
         networks = tuple(each for each in peer.networks if self._holders.holder_of(each) == name)
-        return plan_peer(peer, networks, situation)
+        return route_plan.plan_peer(peer, networks, situation)
 
     def update_plan(self, name: str, situation: Situation) -> Plan:
         """Returns the plan for one node, and stores its problems."""
@@ -105,7 +96,7 @@ class PeerPlans:
     def needs_tunnel(self, situation: Situation) -> bool:
         """Returns whether a node is reached by VXLAN."""
         others = (peer for name, peer in self._peers.items() if name != self.this_node)
-        return any(needs_tunnel(peer, situation) for peer in others)
+        return any(route_plan.needs_tunnel(peer, situation) for peer in others)
 
     def any_address(self, size: int) -> bytes:
         """Returns an address of `size` bytes of any other node, b"" without one."""

@@ -298,7 +298,7 @@ def _missing_address(peer: Peer, network: Prefix, situation: Situation) -> str:
         return f"its Node object has no IPv{4 if len(network) == 5 else 6} InternalIP for {format_prefix(network)}"
     if not situation.underlay:
         return "no interface of this node has its InternalIP, which VXLAN uses"
-    mine, other = len(situation.underlay), min(map(len, peer.addresses))
+    mine, other = len(situation.underlay), underlay_size(peer.addresses)
     if mine < other:
         return "its Node object has no IPv4 InternalIP, which VXLAN uses on this node"
     return "this node has no IPv4 InternalIP, which VXLAN uses on that one" if mine > other else ""
@@ -360,6 +360,11 @@ def contains(network: Prefix, address: bytes) -> bool:
 def host_prefix(network: Prefix) -> Prefix:
     """Returns the network address of a network as a network with this address only."""
     return network[:-1] + bytes((8 * (len(network) - 1),))
+
+
+def underlay_size(addresses: tuple[bytes, ...]) -> int:
+    """Returns the size of the addresses of a node that VXLAN uses: of IPv4 if it has one, 0 without addresses."""
+    return min(map(len, addresses), default=0)
 
 
 def format_packed(address: bytes) -> str:

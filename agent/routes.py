@@ -10,28 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
-from agent import kernel_routes, tunnel_device
+from agent import kernel_routes, route_plan, tunnel_device
 from agent.node import Node
 from agent.peer_plans import PeerPlans
 from agent.route_diff import ObjectChange, RouteDiff
 from agent.route_notifications import NotificationReader
-from agent.route_plan import (
-    AUTO,
-    NONE,
-    ROUTE_KINDS,
-    VXLAN,
-    ObjectKind,
-    Objects,
-    Peer,
-    RouteOptions,
-    Situation,
-    contains,
-    mac_of,
-    needs_tunnel,
-    new_objects,
-    peer_of,
-    plan_node,
-)
+from agent.route_plan import AUTO, NONE, ROUTE_KINDS, VXLAN, ObjectKind, Objects, Peer, RouteOptions, Situation
 from agent.route_report import Counters, Problem, disagreement_problem, shadow_problem
 from agent.situation import NodeLinks, read_situation
 from agent.tunnel_device import TunnelError
@@ -70,7 +54,7 @@ class Routes:
         self._situation = Situation(options.mode, (), (), ())
         self._links = NodeLinks({})
         self._device: Link | None = None
-        self._existing: Objects = new_objects()
+        self._existing: Objects = route_plan.new_objects()
         self._shadowing: set[ProtocolRoute] = set()
         self._refused: dict[tuple[ObjectKind, bytes], str] = {}
         self._device_problem = ""
@@ -96,7 +80,8 @@ class Routes:
         """Sets this node; raises KernelError."""
         before, self._node = self._node, node
         self._peers.this_node = node.name
-        if self._set_conflicting(conflicting) or before is None or peer_of(before) != peer_of(node):
+        is_same = before is not None and route_plan.peer_of(before) == route_plan.peer_of(node)
+        if self._set_conflicting(conflicting) or not is_same:
             self.reconcile()
 
     def replace_peers(self, peers: Mapping[str, Node], conflicting: frozenset[Network] = frozenset()) -> None:
@@ -128,7 +113,7 @@ class Routes:
         _, existing = kernel_routes.read_objects(self._socket, self._options, "")
         for kind in ROUTE_KINDS:
             for key in existing[kind]:
-                if any(contains(key, address) for address in packed):
+                if any(route_plan.contains(key, address) for address in packed):
                     self._log(f"delete {kernel_routes.describe(kind, key)}: it contains an address of the API server")
                     self._send([kernel_routes.build_request(ObjectChange(kind, key, None), self._options, None)])
 
@@ -153,7 +138,7 @@ class Routes:
     def is_behind_tunnel(self, node: Node) -> bool:
         """Returns whether a node is reached by VXLAN for one of its networks, or may be when it has networks."""
         may_be = self._situation.mode in (AUTO, VXLAN) and not node.pod_cidrs
-        return may_be or needs_tunnel(peer_of(node), self._situation)
+        return may_be or route_plan.needs_tunnel(route_plan.peer_of(node), self._situation)
 
     def remove(self) -> None:
         """Deletes all objects of the agent, for uninstalling; raises KernelError."""
@@ -218,7 +203,7 @@ class Routes:
         self._peers.change(name, after)
         if not self._is_ready:
             return
-        if conflicts_changed or (after and self._can_create_device and needs_tunnel(after, self._situation)):
+        if conflicts_changed or (after and self._can_create_device and route_plan.needs_tunnel(after, self._situation)):
             self.reconcile()
             return
         diff = self._new_diff()
@@ -237,7 +222,7 @@ class Routes:
         self._peers.problems.clear()
         for name in self._peers.names():
             diff.add(self._peers.update_plan(name, self._situation))
-        plan = plan_node(self._situation)
+        plan = route_plan.plan_node(self._situation)
         diff.add(plan)
         if plan.problems:
             self._peers.problems[self._node.name] = plan.problems
@@ -286,7 +271,7 @@ class Routes:
             return False
         if self._options.mode == VXLAN or self._device or self._situation.is_incomplete:
             return True
-        existing = tunnel_device.find(self._socket, self._options.device, mac_of(self._node.name))
+        existing = tunnel_device.find(self._socket, self._options.device, route_plan.mac_of(self._node.name))
         return existing is not None or self._peers.needs_tunnel(self._situation)
 
     @property
@@ -383,7 +368,7 @@ class Routes:
             last = self._situation, self._links
             self._read_situation(self._node)
             is_other_situation = reader.may_lack_routes or last != (self._situation, self._links)
-            if device_changed or (is_other_situation and not self._links.is_temporary):
+            if device_changed or (is_other_situation and not self._links.are_all_missing):
                 self._log("interfaces or addresses changed: comparing all routes")
                 self._compare_all()
                 return

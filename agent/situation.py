@@ -10,23 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from agent import tunnel_device
+from agent import route_plan, tunnel_device
 from agent.node import INTERNAL_IP, Node
-from agent.route_plan import (
-    AUTO,
-    VXLAN,
-    ConnectedNetwork,
-    NodeNetwork,
-    ObjectValue,
-    Peer,
-    RouteOptions,
-    Situation,
-    contains,
-    format_packed,
-    keep_addresses,
-    mac_of,
-    peer_of,
-)
+from agent.route_plan import AUTO, VXLAN, ConnectedNetwork, NodeNetwork, ObjectValue, Peer, RouteOptions, Situation
 from kernel import address, link, protocol_route, route, vxlan
 from kernel.address import AssignedAddress
 from kernel.link import Link
@@ -44,16 +30,16 @@ class NodeLinks(NamedTuple):
     """The links of this node on which its routes depend, by ifindex, and what is wrong with its addresses.
 
     The links in `down` have connected networks, and are missing or not up: the kernel refuses routes through them.
-    `missing` has the sizes (4, 16) of the IP versions of which this node's InternalIP is on no link that is up; the
-    kernel then refuses direct routes of that version. `is_temporary`: all versions are missing. A `problem` keeps this
-    node from being ready, a `note` does not.
+    `missing_sizes` are the sizes (4, 16) of the addresses of this node that were on a link and are on none that is up;
+    the kernel then refuses direct routes of that IP version. With `are_all_missing` no version remains. A `problem`
+    keeps this node from being ready, a `note` does not.
     """
 
     by_index: Mapping[int, Link]
     underlay_mtu: int = 0
     down: frozenset[int] = frozenset()
-    missing: frozenset[int] = frozenset()
-    is_temporary: bool = False
+    missing_sizes: frozenset[int] = frozenset()
+    are_all_missing: bool = False
     problem: str = ""
     note: str = ""
 
@@ -61,16 +47,17 @@ class NodeLinks(NamedTuple):
         """Returns whether a value is a next hop with which the kernel refuses routes at present."""
         if not isinstance(value, Hop):
             return False
-        return value.ifindex in self.down or (value.ifindex != tunnel_ifindex and len(value.gateway) in self.missing)
+        is_missing = value.ifindex != tunnel_ifindex and len(value.gateway) in self.missing_sizes
+        return is_missing or value.ifindex in self.down
 
 
-class _Kernel(NamedTuple):
-    """What the kernel has: the addresses by ifindex, the connected networks, the links, and the link of --underlay."""
+class _KernelState(NamedTuple):
+    """The addresses by ifindex, the connected networks, the links by ifindex, and the link that --underlay names."""
 
     assigned: Mapping[int, list[AssignedAddress]]
     connected: list[ProtocolRoute]
     links: Mapping[int, Link]
-    named: Link | None
+    option_link: Link | None
 
     def holder_of(self, packed: bytes) -> tuple[Link | None, int]:
         """Returns the link that has an address, one that is up if possible, and the length of the address's prefix."""
@@ -100,23 +87,25 @@ def read_situation(
     call, from which the tunnel and what is not known now are taken.
     """
     last_situation, last_links = last
-    local = last_situation.underlay or _local_address(socket, options, node.name)
-    this = _with_known_addresses(node, last_situation, local if any_address(len(local)) else b"")
+    device_address = last_situation.underlay or _device_address(socket, options, node.name)
+    is_used = bool(any_address(len(device_address)))  # another node has this IP version
+    this = _with_former_addresses(node, last_situation, device_address if is_used else b"")
     kernel = _read_kernel(socket, options, this, last_situation)
     missing = frozenset(size for size in _SIZES if _is_missing(size, this, kernel, last_situation))
     connected = [
         ConnectedNetwork(each.dst, each.hop.ifindex, holder.name, holder.kind in _POD_KINDS, each.metric)
         for each in kernel.connected
         if (holder := kernel.links.get(each.hop.ifindex)) and holder.is_up and len(each.dst) - 1 not in missing
-    ] + [each for each in last_situation.connected if len(each.network) - 1 in missing]
+    ]
+    connected += [each for each in last_situation.connected if len(each.network) - 1 in missing]
     node_networks = [each for each in _list_node_networks(this, kernel) if len(each.address) not in missing]
     node_networks += [each for each in last_situation.node_networks if len(each.address) in missing]
     named = _named_address(options, this, kernel)
-    underlay = named or _first_held(this, kernel) or local
-    through, _ = kernel.holder_of(underlay)
+    underlay = named or _first_held(this, kernel) or device_address
+    underlay_link, _ = kernel.holder_of(underlay)
     mtu = last_links.underlay_mtu
-    if not mtu or _is_up(through):
-        mtu = _underlay_mtu(socket, through, any_address(len(underlay)))
+    if not mtu or _is_up(underlay_link):
+        mtu = _underlay_mtu(socket, underlay_link, any_address(len(underlay)))
     down = {each.ifindex for each in connected if not _is_up(kernel.links.get(each.ifindex))}
     situation = last_situation._replace(
         mode=options.mode,
@@ -126,34 +115,35 @@ def read_situation(
         node_networks=tuple(node_networks),
         underlay=underlay,
         former_addresses=this.former_addresses,
-        strict_link=through.name if through and is_strict(socket, through) else "",
+        strict_link=underlay_link.name if underlay_link and is_strict(socket, underlay_link) else "",
     )
     problem, note = _describe(options, situation, kernel, named)
-    is_temporary = bool(missing) and all(len(each.address) in missing for each in node_networks)
-    return situation, NodeLinks(kernel.links, mtu, frozenset(down), missing, is_temporary, problem, note)
+    are_all_missing = bool(missing) and all(len(each.address) in missing for each in node_networks)
+    return situation, NodeLinks(kernel.links, mtu, frozenset(down), missing, are_all_missing, problem, note)
 
 
-def _with_known_addresses(node: Node, last: Situation, local: bytes) -> Peer:
-    """Returns this node with the addresses that its object has no more.
+def _with_former_addresses(node: Node, last: Situation, device_address: bytes) -> Peer:
+    """Returns this node with the addresses that its object no longer has.
 
-    The first time that is `local`, the address of an earlier agent's device, if it is of a version that others use.
+    After a start these are `device_address`, which an earlier agent's device has, b"" without one.
     """
-    known = last.addresses or ((local,) if local else ())
-    return keep_addresses(peer_of(node), Peer(node.name, (), known, node.uid))
+    known = last.addresses or ((device_address,) if device_address else ())
+    return route_plan.keep_addresses(route_plan.peer_of(node), Peer(node.name, (), known, node.uid))
 
 
-def _local_address(socket: Socket, options: RouteOptions, name: str) -> bytes:
+def _device_address(socket: Socket, options: RouteOptions, name: str) -> bytes:
     """Returns the underlay address of the agent's existing device, b"" without one."""
-    device = tunnel_device.find(socket, options.device, mac_of(name))
+    device = tunnel_device.find(socket, options.device, route_plan.mac_of(name))
     existing = vxlan.get(socket, device) if device else None
     return existing.local.packed if existing and existing.local else b""
 
 
-def _read_kernel(socket: Socket, options: RouteOptions, this: Peer, last: Situation) -> _Kernel:
+def _read_kernel(socket: Socket, options: RouteOptions, this: Peer, last: Situation) -> _KernelState:
     """Reads addresses, connected networks and links, without those of the VXLAN device."""
-    names = [options.device, *([options.underlay] if options.underlay and isinstance(options.underlay, str) else [])]
+    underlay_name = options.underlay if isinstance(options.underlay, str) else ""
+    names = [options.device, underlay_name] if underlay_name else [options.device]
     device, *others = link.get(socket, *map(link.by_name_request, names))
-    named = others[0] if others else None
+    option_link = others[0] if others else None
     skipped = device.index if device else 0
     assigned = {index: each for index, each in address.list_by_link(socket).items() if index != skipped}
     connected = [each for each in protocol_route.list_connected(socket) if each.hop.ifindex != skipped]
@@ -161,17 +151,17 @@ def _read_kernel(socket: Socket, options: RouteOptions, this: Peer, last: Situat
     indexes = {each.hop.ifindex for each in connected} | {each.ifindex for each in last.connected}
     indexes |= {index for index, items in assigned.items() if not ours.isdisjoint(each.packed for each in items)}
     answers = link.get(socket, *(link.by_index_request(index) for index in sorted(indexes)))
-    links = {each.index: each for each in (*answers, named) if each}
-    return _Kernel(assigned, connected, links, named)
+    links = {each.index: each for each in (*answers, option_link) if each}
+    return _KernelState(assigned, connected, links, option_link)
 
 
-def _is_missing(size: int, this: Peer, kernel: _Kernel, last: Situation) -> bool:
-    """Returns whether this node's first address of a size that was on a link is on none that is up."""
+def _is_missing(size: int, this: Peer, kernel: _KernelState, last: Situation) -> bool:
+    """Returns whether the first address of a size that a link had at the last call is on no link that is up."""
     known = next((each.address for each in last.node_networks if len(each.address) == size), None)
     return known is not None and known in this.addresses and not kernel.is_held(known)
 
 
-def _list_node_networks(this: Peer, kernel: _Kernel) -> list[NodeNetwork]:
+def _list_node_networks(this: Peer, kernel: _KernelState) -> list[NodeNetwork]:
     """Returns the network of each of this node's addresses that is on a link."""
     node_networks = []
     for size in _SIZES:
@@ -187,49 +177,46 @@ def _network_of(mine: bytes, length: int, holder: Link, connected: list[Protocol
 
     That is the network of the address's prefix. A single address (DHCPv6) is in the smallest one that contains it.
     """
-    networks = [each.dst for each in connected if each.hop.ifindex == holder.index and contains(each.dst, mine)]
+    on_link = (each.dst for each in connected if each.hop.ifindex == holder.index)
+    networks = [network for network in on_link if route_plan.contains(network, mine)]
     exact = [network for network in networks if network[-1] == length]
     return next(iter(exact or networks), b"")
 
 
-def _named_address(options: RouteOptions, this: Peer, kernel: _Kernel) -> bytes:
+def _named_address(options: RouteOptions, this: Peer, kernel: _KernelState) -> bytes:
     """Returns the address that --underlay names, b"" if it names none that this node can use."""
-    size = _underlay_size(this.addresses)
+    size = route_plan.underlay_size(this.addresses)
     if isinstance(options.underlay, bytes):
         is_usable = len(options.underlay) == size and kernel.holder_of(options.underlay)[0]
         return options.underlay if is_usable else b""
-    assigned = kernel.assigned.get(kernel.named.index, ()) if kernel.named else ()
+    assigned = kernel.assigned.get(kernel.option_link.index, ()) if kernel.option_link else ()
     usable = (each.packed for each in assigned if len(each.packed) == size)
     return next((packed for packed in usable if not packed.startswith(_LINK_LOCAL[size])), b"")
 
 
-def _first_held(this: Peer, kernel: _Kernel) -> bytes:
+def _first_held(this: Peer, kernel: _KernelState) -> bytes:
     """Returns the first of this node's addresses that an interface has, of the version that the tunnel uses."""
-    usable = (each for each in this.addresses if len(each) == _underlay_size(this.addresses))
+    usable = (each for each in this.addresses if len(each) == route_plan.underlay_size(this.addresses))
     return next((packed for packed in usable if kernel.holder_of(packed)[0]), b"")
-
-
-def _underlay_size(addresses: tuple[bytes, ...]) -> int:
-    return min(map(len, addresses), default=0)
 
 
 def _underlay_mtu(socket: Socket, underlay: Link | None, remote: bytes) -> int:
     """Returns the MTU of the link through which VXLAN packets leave; an address may be on `lo`, as with BGP."""
     if underlay is not None and not underlay.flags & link.IFF_LOOPBACK:
         return underlay.mtu
-    through = route.get_interface_to(socket, route.address_of(remote)) if remote else None
-    return through.mtu if through and not through.flags & link.IFF_LOOPBACK else _DEFAULT_MTU
+    outgoing = route.get_interface_to(socket, route.address_of(remote)) if remote else None
+    return outgoing.mtu if outgoing and not outgoing.flags & link.IFF_LOOPBACK else _DEFAULT_MTU
 
 
-def _describe(options: RouteOptions, situation: Situation, kernel: _Kernel, named: bytes) -> tuple[str, str]:
+def _describe(options: RouteOptions, situation: Situation, kernel: _KernelState, named: bytes) -> tuple[str, str]:
     """Returns what is wrong with this node's addresses, as a problem and as a note."""
     problems: list[str] = []
     notes: list[str] = []
-    underlay = format_packed(situation.underlay) if situation.underlay else ""
+    underlay = route_plan.format_packed(situation.underlay) if situation.underlay else ""
     tunnel = f"the tunnel keeps {underlay}" if underlay else "there is no tunnel"
     if former := situation.former_addresses:
         versions = " and ".join(f"IPv{4 if len(each) == 4 else 6}" for each in dict.fromkeys(former))
-        kept = ", ".join(map(format_packed, former))
+        kept = ", ".join(map(route_plan.format_packed, former))
         is_all = len(former) == len(situation.addresses)
         text = (
             f"this node's Node object has no {'' if is_all else versions + ' '}{INTERNAL_IP} any more: the agent keeps "
@@ -237,14 +224,14 @@ def _describe(options: RouteOptions, situation: Situation, kernel: _Kernel, name
         )
         (problems if is_all else notes).append(text)
     if options.underlay and not named and options.mode in (AUTO, VXLAN):
-        text = options.underlay if isinstance(options.underlay, str) else format_packed(options.underlay)
-        version = 6 if _underlay_size(situation.addresses) == 16 else 4
+        text = options.underlay if isinstance(options.underlay, str) else route_plan.format_packed(options.underlay)
+        version = 6 if route_plan.underlay_size(situation.addresses) == 16 else 4
         problems.append(f"--underlay {text} names no IPv{version} address that this node has: {tunnel}")
     for size in _SIZES:
         mine = [each for each in situation.addresses if len(each) == size]
         if not mine or any(map(kernel.is_held, mine)):
             continue
-        text = f"this node's {INTERNAL_IP} {format_packed(mine[0])} is on no interface that is up: "
+        text = f"this node's {INTERNAL_IP} {route_plan.format_packed(mine[0])} is on no interface that is up: "
         if any(len(each.address) == size for each in situation.node_networks):
             problems.append(text + "the agent keeps its routes and tunnel as they are until it is")
         elif options.mode not in (AUTO, VXLAN):
