@@ -1,15 +1,15 @@
 """The plan: which objects the kernel needs so that this node's pods reach the pods of another node.
 
-A node is reached directly, by one route for each of its pods' networks, if one of its internal addresses is in the
-network in which this node has one of its own. As both nodes know the addresses of both, both decide alike. Otherwise
-the node is reached by VXLAN, with three objects: a route through the VXLAN device, a neighbour entry (the MAC address
-of the route's gateway) and a forwarding entry (the node's address for this MAC address). The MAC address is derived
-from the node's name, so that nodes need not publish it.
+A node is reached directly, by one route for each of its pods' networks, if an internal address of it and one of this
+node are in the same network. Both nodes know the addresses of both, so they decide alike. Otherwise the node is reached
+by VXLAN, with three objects: a route through the VXLAN device, a neighbour entry (the MAC address of the route's
+gateway) and a forwarding entry (the node's address for this MAC address). The MAC address is derived from the node's
+name, so that nodes need not publish it.
 
-- The gateway of an IPv4 route is the network address of its destination, which no pod has; of a route to one address
-  it is that pod's own, which is not this node's. The route is "onlink".
+- The gateway of an IPv4 route is the network address of its destination, which no pod has; if the destination is a
+  single address, it is the pod's address. The route is "onlink".
 - The gateway of IPv6 routes is the link-local address that belongs to the MAC address. The kernel refuses an onlink
-  gateway that it reaches through another link at that moment, as while a node changes from direct to VXLAN.
+  gateway while it reaches it through another link, as when a node changes from direct to VXLAN.
 
 This module is pure. Networks and addresses are bytes here: with 5,000 nodes ipaddress objects would take 15 MB.
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 from enum import IntEnum
 from functools import lru_cache
+from itertools import product
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import NamedTuple
 
@@ -228,19 +229,18 @@ def direct_hop(peer: Peer, network: Prefix, situation: Situation) -> Hop | None:
         return None
     size = len(network) - 1
     shared = _shared_address(peer, size, situation)
-    anywhere = peer.addresses if situation.mode == DIRECT else ()
-    for address in (shared,) if shared else anywhere:
-        for connected in situation.connected if len(address) == size else ():
-            if contains(connected.network, address) and not _is_for_pods_here(connected, situation):
-                return Hop(connected.ifindex, address)
+    others = (each for each in peer.addresses if situation.mode == DIRECT and len(each) == size)
+    for address, connected in product((shared,) if shared else others, situation.connected):
+        if contains(connected.network, address) and not _overlaps_pods(connected.network, situation):
+            return Hop(connected.ifindex, address)
     return None
 
 
 def _shared_address(peer: Peer, size: int, situation: Situation) -> bytes:
     """Returns a node's address of `size` bytes in a network that this node shares with it, b"" if they share none.
 
-    Of several networks the one counts whose two addresses are the first in the lists of the two nodes, by the sum of
-    their positions, then the lowest one: so the other node chooses the same network.
+    Each address has a position in its node's list. Of several networks the one with the lowest sum of the two positions
+    counts, then the lowest network: so the other node chooses the same one.
     """
     addresses = [address for address in peer.addresses if len(address) == size]
     shared = [
@@ -255,21 +255,21 @@ def _shared_address(peer: Peer, size: int, situation: Situation) -> bytes:
 def _reverse_path_problem(address: bytes, situation: Situation) -> str:
     """Returns why strict reverse path filtering drops a node's VXLAN packets, "" if it does not.
 
-    They arrive on the link of this node's address; the answers leave by a link in the other node's network.
+    They arrive on the link of this node's underlay address; answers leave by the link connected to the node's network.
     """
     arrival = situation.strict_link
-    other = next((each.name for each in situation.connected if contains(each.network, address)), arrival)
-    if not arrival or other == arrival or len(address) != 4:
+    answer = next((each.name for each in situation.connected if contains(each.network, address)), arrival)
+    if not arrival or answer == arrival or len(address) != 4:
         return ""
     return (
-        f'its packets arrive by "{arrival}" and are dropped, because the answers leave by "{other}" and the reverse '
+        f'its packets arrive by "{arrival}" and are dropped, because the answers leave by "{answer}" and the reverse '
         f"path filter is strict: sysctl -w net/ipv4/conf/{arrival}/rp_filter=2, or add the address "
-        f'of "{other}" to this node\'s InternalIPs'
+        f'of "{answer}" to this node\'s InternalIPs'
     )
 
 
-def _is_for_pods_here(connected: ConnectedNetwork, situation: Situation) -> bool:
-    return any(_overlaps(connected.network, mine) for mine in situation.networks)
+def _overlaps_pods(network: Prefix, situation: Situation) -> bool:
+    return any(_overlaps(network, mine) for mine in situation.networks)
 
 
 def _obstacle(peer: Peer, network: Prefix, situation: Situation) -> str:
@@ -328,7 +328,7 @@ def _add_tunnel(objects: Objects, peer: Peer, network: Prefix, situation: Situat
 
 
 def _lan_overlap(network: Prefix, situation: Situation) -> ConnectedNetwork | None:
-    """Returns the connected network, other than that of the pods, that overlaps with a network of this node's pods."""
+    """Returns a connected LAN that overlaps with a pod network: it is not for pods, or has this node's address."""
     for connected in situation.connected:
         is_lan = not connected.is_for_pods or any(
             contains(connected.network, address) for address in situation.addresses
