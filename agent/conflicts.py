@@ -8,10 +8,10 @@ One rule: a change of a node costs what its networks and addresses overlap with,
   podCIDRs, while a kubelet, or whatever else registers a Node, reports any address that it likes. So the address is
   ignored: a virtual kubelet that reports its pod's address, or a kubelet that lies, cannot stop another node's routes.
 - A network is wrong, and conflicting, if it contains an address of the API server, of this node, or of the node that
-  has this network. So is a podCIDR that contains another node's address and shares more leading bits with this node's
-  address than the podCIDR shares with this node's: it is a part of the nodes' network. No address in a wrong network is
-  ignored for it.
-- An address that several nodes have stops no route (agent.cluster).
+  has this network. A podCIDR that contains another node's address is also wrong if this address has more leading bits
+  in common with an address of this node than the podCIDR with a podCIDR of this node: it is a part of the nodes'
+  network. A wrong network does not make an address ignored.
+- An address that several nodes have is shared, and stops no route (agent.cluster).
 
 This module is pure. Networks and addresses are numbers here (cni.prefix_set).
 """
@@ -44,14 +44,14 @@ class Conflicts:
         return sum(len(family.conflicting()) for family in self._families.values())
 
     def change(self, before: Node | None, after: Node | None) -> frozenset[str]:
-        """Replaces the networks and addresses of a node; returns the nodes with an address that is (or was) ignored."""
+        """Replaces the networks and addresses of a node; returns the nodes whose ignored addresses changed."""
         names: set[str] = set()
         for version, family in self._families.items():
-            one, other = _items_of(before, version), _items_of(after, version)
-            if one != other:
+            old, new = _items_of(before, version), _items_of(after, version)
+            if old != new:
                 node = after or before
                 assert node
-                names |= family.change(node.name, one, other)
+                names |= family.change(node.name, old, new)
                 self._networks = None
         return frozenset(names)
 
@@ -104,7 +104,7 @@ def _items_of(node: Node | None, version: int) -> _Items:
 
 
 class _Family:
-    """The conflicts of one IP version.
+    """The conflicts of one IP version (address family).
 
     `wrong` has an address, the reason, for each wrong network. `shared` is a set of addresses, in order of insertion.
     """
@@ -124,7 +124,8 @@ class _Family:
 
     def change(self, name: str, before: _Items, after: _Items) -> set[str]:
         """Replaces the networks and addresses of a node; returns the nodes whose ignored addresses changed."""
-        networks, addresses = before.networks ^ after.networks, before.addresses ^ after.addresses
+        networks = before.networks ^ after.networks  # that the node has no longer, or has now
+        addresses = before.addresses ^ after.addresses
         _replace(self._networks, name, before.networks, after.networks)
         _replace(self._addresses, name, before.addresses, after.addresses)
         for number in networks:
@@ -133,17 +134,17 @@ class _Family:
         if name == self._this_node:
             self._this = after
             if self._is_fixed:
-                networks |= frozenset(self._networks)  # see _is_wrong_by
-        changed = set(addresses)
+                networks |= frozenset(self._networks)  # fixed networks are compared with this node's
+        to_update = set(addresses)
         for number in networks:
             self._update_wrong(number)
-            changed.update(self._addresses.subnets(number))
+            to_update.update(self._addresses.subnets(number))
         for address in addresses:
             self._update_shared(address)
             for number in self._networks.supernets(address):
-                if self._update_wrong_by(number, address):
-                    changed.update(self._addresses.subnets(number))
-        return self._update_ignored(changed)
+                if self._update_wrong_for(number, address):
+                    to_update.update(self._addresses.subnets(number))
+        return self._update_ignored(to_update)
 
     def _list_overlapping(self, number: int) -> Iterator[int]:
         yield from self._networks.supernets(number)
@@ -169,25 +170,24 @@ class _Family:
         addresses = (each for each in self._addresses.subnets(number) if self._is_wrong_by(number, each))
         return next(chain(self.api.subnets(number), addresses), None)
 
-    def _update_wrong_by(self, number: int, address: int) -> bool:
+    def _update_wrong_for(self, number: int, address: int) -> bool:
         """Updates a network after a change of an address in it; returns whether it has become wrong or right."""
         was_wrong = number in self.wrong
         if self.wrong.get(number, address) != address:
-            return False
+            return False  # it stays wrong because of another address
         if was_wrong or (address in self._addresses and self._is_wrong_by(number, address)):
             self._update_wrong(number)
         return was_wrong != (number in self.wrong)
 
     def _is_wrong_by(self, number: int, address: int) -> bool:
         """Returns whether a network is wrong because of the address of a node in it."""
-        names = self._addresses.names(address)
-        if self._this_node in names or not set(names).isdisjoint(self._networks.names(number)):
+        if not {self._this_node, *self._networks.names(number)}.isdisjoint(self._addresses.names(address)):
             return True
         if not (self._is_fixed and self._this.networks):
             return False
-        like_pods = max(common_bits(self._version, number, each) for each in self._this.networks)
-        like_nodes = (common_bits(self._version, address, each) for each in self._this.addresses)
-        return max(like_nodes, default=0) > like_pods
+        bits_of_networks = max(common_bits(self._version, number, each) for each in self._this.networks)
+        bits_of_addresses = (common_bits(self._version, address, each) for each in self._this.addresses)
+        return max(bits_of_addresses, default=0) > bits_of_networks
 
     def _update_shared(self, address: int) -> None:
         if len(self._addresses.names(address)) > 1:
@@ -202,8 +202,8 @@ class _Family:
         """
         names: set[str] = set()
         for address in addresses:
-            right = (each for each in self._networks.supernets(address) if each not in self.wrong)
-            is_ignored = address in self._addresses and next(right, None) is not None
+            valid = (each for each in self._networks.supernets(address) if each not in self.wrong)
+            is_ignored = address in self._addresses and next(valid, None) is not None
             if is_ignored != (address in self.ignored):
                 self.ignored ^= {address}
                 names.update(self._addresses.names(address))
@@ -215,8 +215,8 @@ class _Family:
         if (address := self.wrong.get(number)) is not None:
             yield f"{self._of_nodes(number)} contains {self._describe_address(address)}"
         if len(names) > 1:
-            owners = f"{' and '.join(names)} both" if len(names) == 2 else f"{format_names(names)[6:]} all"
-            yield f"nodes {owners} have podCIDR {self._text(number)}"
+            owners = f"nodes {' and '.join(names)} both" if len(names) == 2 else f"{format_names(names)} all"
+            yield f"{owners} have podCIDR {self._text(number)}"
         for each in self._networks.supernets(number):
             if each != number and self._networks.names(each) != names:
                 yield self._describe_overlap(each, number)
