@@ -1,10 +1,10 @@
 """The nodes of the cluster, and the podCIDRs and addresses that the agent uses of each.
 
-This module is pure. An InternalIP of two nodes is reported, and stops no route. Packets to the pods of both are sent to
-this address, so they reach the node that has it, whichever that is. So a machine that takes over an address, or is
-registered again under another name, is reached at once, although the old Node object still exists. And a kubelet that
-reports another node's address, by mistake or on purpose, cannot stop that node's routes. Nor can one that reports an
-address in another node's podCIDR: agent.conflicts.
+This module is pure. If two nodes have the same InternalIP, the agent reports it and keeps the routes to both. Packets
+to the pods of both are sent to this address, and reach the machine that has it. So a machine that takes over an
+address, or is registered again under another name, is reached at once, although the old Node object still exists; and a
+kubelet that reports another node's address, by mistake or on purpose, cannot stop that node's routes. An address in
+another node's podCIDR cannot stop them either (agent.conflicts).
 """
 
 from __future__ import annotations
@@ -72,24 +72,24 @@ class Cluster:
         """Adds or replaces a node as `replace` does."""
         before = self.nodes.get(node.name)
         node = self.nodes[node.name] = self._with_known_networks(node, before)
-        return self._changed(node.name, before, node)
+        return self._update_conflicts(node.name, before, node)
 
     def remove(self, name: str) -> NodeChange:
         """Removes a node."""
-        return self._changed(name, self.nodes.pop(name, None), None)
+        return self._update_conflicts(name, self.nodes.pop(name, None), None)
 
     def describe_wrong(self) -> Iterator[str]:
         """Yields what is wrong with the objects of nodes."""
         for name, problems in self._wrong.items():
             yield f"node {name}: {'; '.join(problems)}"
 
-    def list_networks(
+    def list_unmasqueraded(
         self, name: str, has_route: Callable[[Network], bool], is_behind_tunnel: Callable[[Node], bool]
     ) -> Iterator[Network | Address]:
         """Yields the destinations of one node that are not masqueraded: its networks with a route, and its addresses.
 
-        Packets to the address of a node behind the tunnel do not pass the tunnel. The network between may drop packets
-        from pods' addresses, and the node's reverse path filter does: they are masqueraded.
+        The addresses of a node behind the tunnel are masqueraded: packets to them do not pass the tunnel. The network
+        between may drop those from pods' addresses, and the node's reverse path filter does.
         """
         node = self.get_usable(name)
         yield from filter(has_route, node.pod_cidrs)
@@ -105,7 +105,7 @@ class Cluster:
             return node
         return node._replace(pod_cidrs=before.pod_cidrs, problems=node.problems or ("its podCIDR is missing",))
 
-    def _changed(self, name: str, before: Node | None, after: Node | None) -> NodeChange:
+    def _update_conflicts(self, name: str, before: Node | None, after: Node | None) -> NodeChange:
         if after and after.problems:
             self._wrong[name] = after.problems
         else:

@@ -30,13 +30,13 @@ class ListedNodes:
         """Stores the nodes of a list; returns the names of the known nodes that a server with older data lacks.
 
         Such nodes stay until the agent restarts: they run, but no later list has them, as kubelet registers its Node
-        only when it starts. A list without this node adds nodes, which the watch does not report again, and removes
-        none: the server has lost its data, belongs to another cluster, or this node is not registered yet.
+        only when it starts. A list without this node removes none: the server has lost its data, belongs to another
+        cluster, or this node is not registered yet. It adds nodes, which the watch does not report again.
         """
         self.has_list = True
         cluster, listed = self._cluster, event.nodes
-        known = cluster.nodes if event.is_older else self._unlisted
-        self._unlisted = {name: node for name, node in known.items() if name not in {cluster.name, *listed}}
+        candidates = cluster.nodes if event.is_older else self._unlisted  # older: restored from a backup
+        self._unlisted = {name: node for name, node in candidates.items() if name not in {cluster.name, *listed}}
         if cluster.name in listed:
             cluster.replace({**listed, **self._unlisted})
             self.is_synced = True

@@ -19,7 +19,7 @@ _REPAIR_S = 60.0  # the kernel does not report changes of sets and chains; witho
 
 
 class MasqueradeUpdates:
-    """Passes the nodes' networks to the sets and chains. `report` is called after a change with its problem or ""."""
+    """Passes the nodes' networks to ClusterNetworks. `report` is called after a change with its problem or ""."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class MasqueradeUpdates:
         self._by_node: dict[str, tuple[Network | Address, ...]] = {}
         self._marked: set[str] | None = None  # the nodes that have changed; None: all
         self._is_scheduled = False
-        self._comparisons = 0
+        self._comparisons = 0  # of the routes, before the last update of all nodes
         self._changed_elements = 0
 
     def start(self) -> None:
@@ -99,4 +99,4 @@ class MasqueradeUpdates:
         return self._networks.change_networks(chain.from_iterable(after.values()), chain.from_iterable(before))
 
     def _list(self, name: str) -> tuple[Network | Address, ...]:
-        return tuple(self._cluster.list_networks(name, self._routes.has_route, self._routes.is_behind_tunnel))
+        return tuple(self._cluster.list_unmasqueraded(name, self._routes.has_route, self._routes.is_behind_tunnel))

@@ -100,11 +100,11 @@ def test_a_change_without_networks_is_reported_as_such():
     assert cluster.set(node("b", "10.0.1.0/24", addresses=["192.0.2.2"])) == NodeChange(networks_changed=False)
     assert list(cluster.peers) == ["b"]
     assert cluster.this == node("a", "10.0.0.0/24")
-    direct = cluster.list_networks("b", lambda network: True, lambda node: False)
+    direct = cluster.list_unmasqueraded("b", lambda network: True, lambda node: False)
     assert {str(network) for network in direct} == {"10.0.1.0/24", "192.0.2.2"}
-    tunnelled = cluster.list_networks("b", lambda network: True, lambda node: True)
+    tunnelled = cluster.list_unmasqueraded("b", lambda network: True, lambda node: True)
     assert {str(network) for network in tunnelled} == {"10.0.1.0/24"}
-    unrouted = cluster.list_networks("b", lambda network: False, lambda node: False)
+    unrouted = cluster.list_unmasqueraded("b", lambda network: False, lambda node: False)
     assert {str(network) for network in unrouted} == {"192.0.2.2"}
     assert cluster.remove("nobody") == NodeChange(networks_changed=False)
 
@@ -139,7 +139,7 @@ def test_an_address_in_another_nodes_podcidr_is_ignored():
     (text,) = cluster.conflicts.describe_addresses()
     assert text.startswith("node virtual: InternalIP 10.244.2.5 is ignored, because it is in podCIDR 10.244.2.0/24 of")
     assert not list(cluster.conflicts.describe_of(cluster.nodes["b"]))
-    listed = cluster.list_networks("virtual", lambda network: True, lambda node: False)
+    listed = cluster.list_unmasqueraded("virtual", lambda network: True, lambda node: False)
     assert {str(network) for network in listed} == {"10.244.77.0/24"}
     cluster.set(node("virtual", addresses=["10.244.2.5", "192.0.2.9"]))
     assert get_usable(cluster, "virtual") == ["192.0.2.9"]
