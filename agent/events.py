@@ -1,8 +1,8 @@
 """Kubernetes Events about this node or an IPSpace, for what a person must know: `kubectl describe` shows them.
 
-One rule: an Event never delays the agent and never fails it. The right to create Events is enough: none is changed.
-An Event has a name that its text determines, so a text that the cluster still shows (for an hour by default) is not
-created again, also not by an agent that restarts again and again.
+One rule: an Event never delays the agent, and one that cannot be created stops nothing. The agent needs only the right
+to create Events, as it changes none. The name of an Event has a digest of its content, so an Event that the cluster
+still shows (for an hour by default) is not created again, also not by an agent that restarts again and again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Subject(NamedTuple):
         return cls("podwire.io/v1", "IPSpace", name, uid)
 
 
-class _Text(NamedTuple):
+class _Event(NamedTuple):
     reason: str
     message: str
     type: str
@@ -82,8 +82,8 @@ class EventRecorder:
         self._client, self._node_name, self._log = client, node_name, log
         self._monotonic, self._clock = monotonic, clock
         self._lock = threading.Lock()
-        self._not_before: dict[_Text, float] = {}
-        self._queue: queue.Queue[_Text | None] = queue.Queue()
+        self._not_before: dict[_Event, float] = {}
+        self._queue: queue.Queue[_Event | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
     def start(self) -> None:
@@ -99,46 +99,46 @@ class EventRecorder:
     def report(self, reason: str, message: str, *, is_warning: bool = True, about: Subject | None = None) -> None:
         """Queues an Event, by default about the Node; `reason` is a word such as "PodNetworkNotReady".
 
-        The same text counts once an hour.
+        The same Event is created at most once an hour.
         """
-        text = _Text(reason, message[:_MAX_MESSAGE], "Warning" if is_warning else "Normal", about)
+        event = _Event(reason, message[:_MAX_MESSAGE], "Warning" if is_warning else "Normal", about)
         now = self._monotonic()
         with self._lock:
             self._not_before = {key: end for key, end in self._not_before.items() if end > now}
-            if text in self._not_before:
+            if event in self._not_before:
                 return
             is_over_limit = len(self._not_before) >= _MAX_AN_HOUR
             if not is_over_limit:
-                self._not_before[text] = now + _REPEAT_S
+                self._not_before[event] = now + _REPEAT_S
         if is_over_limit:
             self._log(f"no Kubernetes Event, because there were {_MAX_AN_HOUR} in an hour: {reason}: {message}")
         else:
-            self._queue.put(text)
+            self._queue.put(event)
 
     def _run(self) -> None:
-        while (text := self._queue.get()) is not None:
-            self._create(text)
+        while (event := self._queue.get()) is not None:
+            self._create(event)
 
     def send_queued(self) -> None:
         """Creates the Events that wait, in the caller's thread, while the recorder's does not run."""
         while not self._queue.empty():
-            if (text := self._queue.get()) is not None:
-                self._create(text)
+            if (event := self._queue.get()) is not None:
+                self._create(event)
 
-    def _create(self, text: _Text) -> None:
+    def _create(self, event: _Event) -> None:
         try:
-            self._client.create(EVENTS, self._document(text))
+            self._client.create(EVENTS, self._document(event))
         except Conflict:
             pass  # the cluster shows it already
         except ApiError as error:
-            self._log(f"no Kubernetes Event {text.reason} ({text.message}): {error}")
+            self._log(f"no Kubernetes Event {event.reason} ({event.message}): {error}")
             with self._lock:
-                self._not_before[text] = self._monotonic() + max(_RETRY_S, error.retry_after_s)
+                self._not_before[event] = self._monotonic() + max(_RETRY_S, error.retry_after_s)
 
-    def _document(self, text: _Text) -> Document:
-        # Before it knows its Node's UID, kubelet puts the name there, which kubectl looks for as well.
-        about = text.about or Subject("v1", "Node", self._node_name, self.node_uid or self._node_name)
-        words = *text[:3], *(text.about or ())
+    def _document(self, event: _Event) -> Document:
+        # Without a UID the name is used, as kubelet does: kubectl looks for Events with either.
+        about = event.about or Subject("v1", "Node", self._node_name, self.node_uid or self._node_name)
+        words = event.reason, event.message, event.type, *(event.about or ())
         digest = hashlib.sha256("\0".join(words).encode("utf-8", "replace")).hexdigest()[:16]
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
         name = f"{about.name[:_MAX_NAME].rstrip('.-')}.{digest}"
@@ -152,9 +152,9 @@ class EventRecorder:
                 "name": about.name,
                 "uid": about.uid,
             },
-            "type": text.type,
-            "reason": text.reason,
-            "message": text.message,
+            "type": event.type,
+            "reason": event.reason,
+            "message": event.message,
             "source": {"component": COMPONENT, "host": self._node_name},
             "reportingComponent": COMPONENT,
             "reportingInstance": self._node_name[:128],
