@@ -61,7 +61,7 @@ class Agent:
 
     def __init__(self, settings: Settings, loop: Loop, parts: Parts, api_addresses: Sequence[Address] = ()) -> None:
         self._settings, self._loop, self._api_addresses = settings, loop, api_addresses
-        self._log, self._metrics, self._routes, networks, self._events = parts
+        self._log, self._metrics, self._routes, masquerade, self._events = parts
         self._source: NetworksSource = PoolBlocks() if settings.pools.store else PodCidrs()
         self._cluster = Cluster(settings.node_name, api_addresses, fixed=self._source.are_fixed)
         self._nodes = ListedNodes(self._cluster, self._source)
@@ -79,13 +79,13 @@ class Agent:
             self.status.set_routes,
         )
         self._masquerade_updates = MasqueradeUpdates(
-            loop, self._cluster, self._routes, networks, changes, self._retries, self._on_masquerade
+            loop, self._cluster, self._routes, masquerade, changes, self._retries, self._on_masquerade
         )
         self._files = NodeFiles(settings, loop, self._on_installed)
         self._garbage = GarbageCollector(settings, loop, self._on_collected)
         self.contact = ApiContact(loop, self._on_contact_check)
-        self.on_address_change: Callable[[], None] = lambda: None
-        self._has_addresses = not settings.pools.store
+        self.on_address_change: Callable[[], None] = lambda: None  # main.py sets it: the watch reconnects
+        self._has_pod_addresses = not settings.pools.store
         if not settings.install:
             self.status.set_condition(NETWORK)
 
@@ -124,7 +124,7 @@ class Agent:
         if this is None or not self._nodes.are_certain:
             return
         if self._source.are_fixed:
-            self._events.node_uid = this.uid
+            self._events.node_uid = this.uid  # an entry of a store does not have it
         self._route_updates.replace_all()
         self._masquerade_updates.update_all()
         self._ensure_files()
@@ -189,11 +189,11 @@ class Agent:
 
     def _on_blocks(self, state: PoolState) -> None:
         self._metrics.set_pools(state.usage)
-        had_addresses, self._has_addresses = self._has_addresses, state.has_blocks
+        had_pod_addresses, self._has_pod_addresses = self._has_pod_addresses, state.has_blocks
         self.status.set_condition(
             POOLS, "; ".join(state.problems) or ("" if state.has_blocks else "no block is granted yet")
         )
-        if state.has_blocks and not had_addresses and self._nodes.is_synced:
+        if state.has_blocks and not had_pod_addresses and self._nodes.is_synced:
             self._ensure_files()
 
     def _ensure_files(self) -> None:
@@ -201,7 +201,7 @@ class Agent:
         this = self._cluster.this
         if not self._settings.install:
             return
-        if this is not None and self._has_addresses and not self.status.node_problem:
+        if this is not None and self._has_pod_addresses and not self.status.node_problem:
             self._files.ensure(this)
         elif not self._files.is_installed:
             self.status.set_condition(NETWORK, f"not installed: this node's {self._source.noun} are not certain")

@@ -110,11 +110,11 @@ def _delete_unusable(socket: Socket, spec: DeviceSpec) -> None:
         socket.change(link.delete_request(device))
 
 
-def _describe_cause(socket: Socket, spec: DeviceSpec, number: int) -> str:
+def _describe_cause(socket: Socket, spec: DeviceSpec, error_number: int) -> str:
     """Returns cause and fix of an error of the kernel, "" if they are unknown."""
-    if number == errno.EOPNOTSUPP and None in link.get(socket, link.by_name_request(spec.name)):
+    if error_number == errno.EOPNOTSUPP and not any(link.get(socket, link.by_name_request(spec.name))):
         return "the kernel has no VXLAN devices: run `modprobe vxlan`, or set --routes to direct on all nodes"
-    if number == errno.EADDRINUSE:
+    if error_number == errno.EADDRINUSE:
         holder = vxlan.find_on_port(socket, spec.name, spec.tunnel.port)
         name = f'the VXLAN device "{holder.name}"' if holder else f"a program (`ss -lunp sport = {spec.tunnel.port}`)"
         return f"{name} has UDP port {spec.tunnel.port}: remove it, or set --vxlan-port to another port on all nodes"
