@@ -124,7 +124,7 @@ class NotificationReader:
         return key in self._existing[kind] or (kind, key) in self.repairs
 
     def _compare(self, kind: ObjectKind, key: bytes, value: ObjectValue | None) -> None:
-        """Stores the new value of an object, None if it is deleted; the value before all notifications repairs it."""
+        """Stores an object's new value, None for a deleted one; `repairs` gets the value before the first change."""
         existing = self._existing[kind]
         desired = self.repairs.get((kind, key), existing.get(key))
         if desired is None:  # not the agent's

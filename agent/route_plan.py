@@ -315,7 +315,7 @@ def _tunnel_obstacle(peer: Peer, network: Prefix, situation: Situation) -> str:
 def _add_tunnel(objects: Objects, peer: Peer, network: Prefix, situation: Situation) -> str:
     """Adds the objects that reach a node through VXLAN; returns the problem that still loses packets, "" for none."""
     mac, size = mac_of(peer.name), len(situation.underlay)
-    is_ipv4 = len(network) == 5
+    is_ipv4 = len(network) == 5  # 4 bytes and the prefix length
     gateway = network[:-1] if is_ipv4 else link_local_of(mac)
     objects[ObjectKind.ROUTE][network] = Hop(situation.tunnel_ifindex, gateway, onlink=is_ipv4)
     objects[ObjectKind.NEIGHBOUR][gateway] = mac

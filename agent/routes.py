@@ -367,8 +367,8 @@ class Routes:
         if reader.situation_may_differ or reader.may_lack_routes or device_changed:
             last = self._situation, self._links
             self._read_situation(self._node)
-            is_other_situation = reader.may_lack_routes or last != (self._situation, self._links)
-            if device_changed or (is_other_situation and not self._links.are_all_missing):
+            must_compare = reader.may_lack_routes or last != (self._situation, self._links)
+            if device_changed or (must_compare and not self._links.are_all_missing):
                 self._log("interfaces or addresses changed: comparing all routes")
                 self._compare_all()
                 return

@@ -83,13 +83,12 @@ def read_situation(
 ) -> tuple[Situation, NodeLinks]:
     """Returns the situation of this node and its links; raises KernelError.
 
-    `any_address` returns an address of a size of any other node, b"" without one. `last` is the result of the last
-    call, from which the tunnel and what is not known now are taken.
+    `any_address` returns the address of another node that has a size in bytes, b"" without one. `last` is the result of
+    the last call: the tunnel and everything that the kernel lacks now stay as they were.
     """
     last_situation, last_links = last
     device_address = last_situation.underlay or _device_address(socket, options, node.name)
-    is_used = bool(any_address(len(device_address)))  # another node has this IP version
-    this = _with_former_addresses(node, last_situation, device_address if is_used else b"")
+    this = _with_former_addresses(node, last_situation, device_address, any_address)
     kernel = _read_kernel(socket, options, this, last_situation)
     missing = frozenset(size for size in _SIZES if _is_missing(size, this, kernel, last_situation))
     connected = [
@@ -122,12 +121,15 @@ def read_situation(
     return situation, NodeLinks(kernel.links, mtu, frozenset(down), missing, are_all_missing, problem, note)
 
 
-def _with_former_addresses(node: Node, last: Situation, device_address: bytes) -> Peer:
+def _with_former_addresses(
+    node: Node, last: Situation, device_address: bytes, any_address: Callable[[int], bytes]
+) -> Peer:
     """Returns this node with the addresses that its object no longer has.
 
-    After a start these are `device_address`, which an earlier agent's device has, b"" without one.
+    After a start only that of an earlier agent's device is known; it counts if other nodes have its IP version.
     """
-    known = last.addresses or ((device_address,) if device_address else ())
+    is_used = bool(any_address(len(device_address)))
+    known = last.addresses or ((device_address,) if is_used else ())
     return route_plan.keep_addresses(route_plan.peer_of(node), Peer(node.name, (), known, node.uid))
 
 
@@ -156,7 +158,7 @@ def _read_kernel(socket: Socket, options: RouteOptions, this: Peer, last: Situat
 
 
 def _is_missing(size: int, this: Peer, kernel: _KernelState, last: Situation) -> bool:
-    """Returns whether the first address of a size that a link had at the last call is on no link that is up."""
+    """Returns whether the address of a size that was on a link at the last call is on no link that is up."""
     known = next((each.address for each in last.node_networks if len(each.address) == size), None)
     return known is not None and known in this.addresses and not kernel.is_held(known)
 
