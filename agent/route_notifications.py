@@ -80,7 +80,7 @@ class NotificationReader:
         self.may_lack_routes |= number == RTM_DELADDR and len(packed) == 4 and (index == tunnel or index in self._links)
         if tunnel and index == tunnel:
             value = b"" if number == RTM_NEWADDR else None
-            self._compare(ObjectKind.ADDRESS, bytes((*packed, message["prefixlen"])), value)
+            self._store(ObjectKind.ADDRESS, bytes((*packed, message["prefixlen"])), value)
         elif packed in self._addresses or index in self._links:
             self.situation_may_differ = True
 
@@ -93,10 +93,10 @@ class NotificationReader:
         if message["family"] == AF_BRIDGE:
             if is_new and not address:  # Linux 6.1 notifies of an entry twice, the second time without the node
                 return
-            self._compare(ObjectKind.FORWARDING, mac, address if is_new else None)
+            self._store(ObjectKind.FORWARDING, mac, address if is_new else None)
         else:
             is_valid = is_new and tunnel_entries.is_neighbour(message, tunnel)
-            self._compare(ObjectKind.NEIGHBOUR, address, mac if is_valid else None)
+            self._store(ObjectKind.NEIGHBOUR, address, mac if is_valid else None)
 
     def _read_route(self, number: int, message: DecodedMessage) -> None:
         route = protocol_route.from_message(message)
@@ -108,9 +108,9 @@ class NotificationReader:
         if is_deleted and not is_ours and route.metric in (options.metric, options.unreachable_metric):
             return  # it was not the agent's
         if route.metric == options.metric:
-            self._compare(ObjectKind.ROUTE, route.dst, None if is_deleted else hop)
+            self._store(ObjectKind.ROUTE, route.dst, None if is_deleted else hop)
         elif route.metric == options.unreachable_metric:
-            self._compare(ObjectKind.UNREACHABLE, route.dst, None if is_deleted or hop != UNREACHABLE else b"")
+            self._store(ObjectKind.UNREACHABLE, route.dst, None if is_deleted or hop != UNREACHABLE else b"")
         elif protocol_route.is_connected(route):
             is_known = (route.dst, route.hop.ifindex) in self._connected
             is_news = is_known == is_deleted  # a known network is deleted, or an unknown one is connected
@@ -123,7 +123,7 @@ class NotificationReader:
     def _is_desired(self, kind: ObjectKind, key: bytes) -> bool:
         return key in self._existing[kind] or (kind, key) in self.repairs
 
-    def _compare(self, kind: ObjectKind, key: bytes, value: ObjectValue | None) -> None:
+    def _store(self, kind: ObjectKind, key: bytes, value: ObjectValue | None) -> None:
         """Stores an object's new value, None for a deleted one; `repairs` gets the value before the first change."""
         existing = self._existing[kind]
         desired = self.repairs.get((kind, key), existing.get(key))

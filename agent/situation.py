@@ -59,7 +59,7 @@ class _KernelState(NamedTuple):
     links: Mapping[int, Link]
     option_link: Link | None
 
-    def holder_of(self, packed: bytes) -> tuple[Link | None, int]:
+    def link_with(self, packed: bytes) -> tuple[Link | None, int]:
         """Returns the link that has an address, one that is up if possible, and the length of the address's prefix."""
         holders = [
             (self.links.get(index), each.prefix)
@@ -71,7 +71,7 @@ class _KernelState(NamedTuple):
 
     def is_held(self, packed: bytes) -> bool:
         """Returns whether an interface that is up has an address."""
-        return _is_up(self.holder_of(packed)[0])
+        return _is_up(self.link_with(packed)[0])
 
 
 def read_situation(
@@ -100,8 +100,8 @@ def read_situation(
     node_networks = [each for each in _list_node_networks(this, kernel) if len(each.address) not in missing]
     node_networks += [each for each in last_situation.node_networks if len(each.address) in missing]
     named = _named_address(options, this, kernel)
-    underlay = named or _first_held(this, kernel) or device_address
-    underlay_link, _ = kernel.holder_of(underlay)
+    underlay = named or _first_on_link(this, kernel) or device_address
+    underlay_link, _ = kernel.link_with(underlay)
     mtu = last_links.underlay_mtu
     if not mtu or _is_up(underlay_link):
         mtu = _underlay_mtu(socket, underlay_link, any_address(len(underlay)))
@@ -168,7 +168,7 @@ def _list_node_networks(this: Peer, kernel: _KernelState) -> list[NodeNetwork]:
     node_networks = []
     for size in _SIZES:
         for position, mine in enumerate(each for each in this.addresses if len(each) == size):
-            holder, length = kernel.holder_of(mine)
+            holder, length = kernel.link_with(mine)
             if holder and holder.is_up and (network := _network_of(mine, length, holder, kernel.connected)):
                 node_networks.append(NodeNetwork(position, mine, network))
     return node_networks
@@ -189,17 +189,17 @@ def _named_address(options: RouteOptions, this: Peer, kernel: _KernelState) -> b
     """Returns the address that --underlay names, b"" if it names none that this node can use."""
     size = route_plan.underlay_size(this.addresses)
     if isinstance(options.underlay, bytes):
-        is_usable = len(options.underlay) == size and kernel.holder_of(options.underlay)[0]
+        is_usable = len(options.underlay) == size and kernel.link_with(options.underlay)[0]
         return options.underlay if is_usable else b""
     assigned = kernel.assigned.get(kernel.option_link.index, ()) if kernel.option_link else ()
     usable = (each.packed for each in assigned if len(each.packed) == size)
     return next((packed for packed in usable if not packed.startswith(_LINK_LOCAL[size])), b"")
 
 
-def _first_held(this: Peer, kernel: _KernelState) -> bytes:
+def _first_on_link(this: Peer, kernel: _KernelState) -> bytes:
     """Returns the first of this node's addresses that an interface has, of the version that the tunnel uses."""
     usable = (each for each in this.addresses if len(each) == route_plan.underlay_size(this.addresses))
-    return next((packed for packed in usable if kernel.holder_of(packed)[0]), b"")
+    return next((packed for packed in usable if kernel.link_with(packed)[0]), b"")
 
 
 def _underlay_mtu(socket: Socket, underlay: Link | None, remote: bytes) -> int:
