@@ -11,9 +11,10 @@ import json
 import pytest
 import yaml
 
-from tests.support import publishing
+from tests.support import dhcp_node, publishing
 from tests.support.attaching import BOOKKEEPING, address, reaches
 from tests.support.binaries import ROOT
+from tests.support.dhcp import ipam_keys
 from tests.support.markdown import DOCS, Document
 from tests.support.multus import Multus, run_as_multus
 from tests.support.netlist import NetworkList
@@ -21,6 +22,7 @@ from tests.support.netstate import links, state
 from tests.support.sbr_network import captured, rules
 from tests.support.sbr_network import state as routing
 from tests.support.tcp import serving, source_address
+from tests.support.uplink import UPLINK
 
 DEFINITION = json.loads((ROOT / "conf" / "87-macvlan-source-routing.conflist").read_text())
 GATEWAYS = ("10.35.0.1/16", "fd00:10:35::1/64")
@@ -115,6 +117,35 @@ def test_list_with_sbr(bin_dir, host, sandbox, tmp_path, network):
     multus.check(sandbox, result)
     multus.delete(sandbox)
     assert (state(sandbox), routing(sandbox)) == before
+
+
+@pytest.mark.parametrize(("keys", "interface"), [({}, "eth0"), ({"priority": 0}, "net1")], ids=["priority", "none"])
+def test_list_with_dhcp(bin_dir, host, sandbox, new_sandbox, tmp_path, keys, interface):
+    """With the page's priority, the default routes of eth0 come before those of the lease, of both IP versions.
+
+    Without it, the lease's comes first for IPv4; the kernel uses both of IPv6.
+    """
+    lists = [json.loads(block) for block in Document(DOCS / "multus.md").blocks("json")]
+    (body,) = [item for item in lists if item["plugins"][0]["ipam"]["type"] == "dhcp"]
+    body["plugins"][0]["master"] = UPLINK
+    body["plugins"][0]["ipam"] |= {"ipv6": "dhcp", **ipam_keys(tmp_path), **keys}
+    default = NetworkList.load(ROOT / "conf" / "20-dual-stack.conflist")
+    default.plugins[0]["ipam"]["dataDir"] = str(tmp_path / "reservations")
+    publishing.disable_dad(sandbox)
+    default.add(run_as_multus(host, sandbox, ifname="eth0"))
+    before = state(sandbox)
+    with dhcp_node.created(host, new_sandbox(), tmp_path) as node:
+        node.start_server(*dhcp_node.MANAGED)
+        node.start_daemon()
+        multus = Multus(host, body, tmp_path)
+        result = multus.add(sandbox)
+        assert {route["dst"] for route in result["routes"]} >= {"0.0.0.0/0", "::/0"}
+        destinations = [f"2001:db8::{number}" for number in range(9)] if interface == "eth0" else []
+        for destination in ("203.0.113.1", *destinations):
+            assert f"dev {interface}" in sandbox.ip("route", "get", destination)
+        multus.check(sandbox, result)
+        multus.delete(sandbox)
+    assert state(sandbox) == before
 
 
 @pytest.mark.parametrize("keys", [{}, {"addSourceHints": True}], ids=["sbr", "addSourceHints"])
