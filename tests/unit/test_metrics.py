@@ -10,6 +10,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.metrics import Metrics
 from cni.errors import CniError
 from podwire import logs
 from podwire.layers import Layer
@@ -160,7 +161,7 @@ def documented() -> dict[str, str]:
 
 def test_rules_use_documented_metrics():
     """Each alert rule has a severity, a summary and a description, and names only metrics that exist."""
-    known = {name for name, kind in documented().items()} | {"podwire_verb_duration_seconds_bucket"}
+    known = documented().keys() | metrics_of_the_agent() | {"podwire_verb_duration_seconds_bucket"}
     names = set()
     for rule in rules():
         assert rule["labels"]["severity"] in ("warning", "critical")
@@ -169,3 +170,23 @@ def test_rules_use_documented_metrics():
         assert rule["alert"].startswith("Podwire")
     assert names
     assert names - known == set()
+
+
+def metrics_of_the_agent() -> set[str]:
+    """Returns the names of the agent's metrics as Prometheus stores them, without those of the process."""
+    families = text_string_to_metric_families(Metrics("1").render().decode())
+    names = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
+    return {name for name in names if name.startswith("podwire_") and not name.endswith("_created")}
+
+
+def test_page_of_the_agent_lists_its_metrics():
+    """The page of the agent lists each of its metrics, and no other."""
+    (table,) = (rows for rows in Document(DOCS / "agent.md").tables() if "metric" in rows[0])
+    assert {name for row in table for name in re.findall(r"podwire_\w+", row["metric"])} == metrics_of_the_agent()
+
+
+def test_expressions_of_the_page_are_those_of_rules():
+    """Each expression in docs/metrics.md is a rule's, or the beginning of one."""
+    (block,) = Document(DOCS / "metrics.md").blocks("promql")
+    expressions = [rule["expr"] for rule in rules()]
+    assert [line for line in block.splitlines() if not any(each.startswith(line) for each in expressions)] == []
