@@ -28,6 +28,10 @@ HOST_ACCESS_PROTOCOL = "112"  # of the host's routes to pods, with `hostAccess`
 PAGE = Document(DOCS / "moving.md")
 BEFORE, STEP, AFTER, BACK, CLEANING = PAGE.blocks("sh")
 KEYS = next(table for table in PAGE.tables() if "DEL of podwire's pods" in table[0])
+IGNORED = next(table for table in PAGE.tables() if "key without effect" in table[0])
+KEYS += [
+    dict(zip(KEYS[0], (row["key without effect"], "go without", "succeeds", "nothing"), strict=True)) for row in IGNORED
+]
 
 
 def test_commands_of_the_page_work(empty_machine, needs_programs, bin_dir, reference):
