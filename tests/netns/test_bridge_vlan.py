@@ -1,14 +1,66 @@
 """VLANs of bridge: the VLANs of a port, the frames that pass, and a bridge that starts to filter."""
 
+import contextlib
+import select
+import socket
+import struct
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.support.attaching import address, host_end, reaches
-from tests.support.frames import Frame, station
+from tests.support.namespaces import Namespace
 from tests.support.netstate import links, state
 from tests.support.vlans import PVID_FLAGS, TAGGED, filters, vlans
+
+_ALL, _EXPERIMENTAL = 0x0003, b"\x88\xb5"  # every EtherType; one for local experiments (IEEE 802)
+_SOL_PACKET, _AUXDATA = 263, 8  # linux/socket.h, linux/if_packet.h
+_TAG_IS_VALID = 0x10  # TP_STATUS_VLAN_VALID in struct tpacket_auxdata
+_QUIET_S = 0.3
+
+
+class Frame(NamedTuple):
+    """One broadcast frame: its VLAN tag, 0 without one, and its text."""
+
+    tag: int
+    text: str
+
+
+class Station:
+    """Sends and receives frames as on the wire: the kernel passes a received tag beside the frame (packet(7))."""
+
+    def __init__(self, packets: socket.socket) -> None:
+        self._packets = packets
+
+    def send(self, *frames: Frame) -> None:
+        source = self._packets.getsockname()[4]
+        for tag, text in frames:
+            vlan = b"\x81\0" + tag.to_bytes(2, "big") if tag else b""
+            self._packets.send(b"\xff" * 6 + source + vlan + _EXPERIMENTAL + text.encode())
+
+    def receive(self) -> set[Frame]:
+        """Returns the frames received since the last call, after a moment without one."""
+        frames = set()
+        while select.select([self._packets], [], [], _QUIET_S)[0]:
+            data, ((_, _, auxiliary),), _, sender = self._packets.recvmsg(2048, 64)
+            status, tag = struct.unpack_from("I12xH", auxiliary)
+            if data[12:14] == _EXPERIMENTAL and sender[2] != socket.PACKET_OUTGOING:
+                frames.add(Frame(tag if status & _TAG_IS_VALID else 0, data[14:].rstrip(b"\0").decode()))
+        return frames
+
+
+@contextlib.contextmanager
+def station(namespace: Namespace, interface: str = "eth0") -> Iterator[Station]:
+    """Yields a station in a namespace, ready to receive."""
+    with namespace.entered():
+        packets = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    with packets:
+        packets.setsockopt(_SOL_PACKET, _AUXDATA, 1)
+        packets.bind((interface, _ALL))
+        yield Station(packets)
+
 
 needs_filtering = pytest.mark.needs("vlan_filtering")
 RANGE = [{"id": 101}, {"minID": 200, "maxID": 210}]

@@ -2,22 +2,102 @@
 
 import json
 import os
+import shutil
 import stat
+import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import bandwidth_network, netstate, rootless
+from tests.support import bandwidth_network, binaries, libc, netstate, private_host
 from tests.support.attaching import Network, address
 from tests.support.bandwidth_network import BOTH, BandwidthNetwork
 from tests.support.chained import CHAIN, Chain
 from tests.support.invocation import gc_keys
-from tests.support.namespaces import temporary
+from tests.support.namespaces import Namespace, temporary
 from tests.support.processes import output
 from tests.support.publishing import CLIENT, GATEWAY, NODE, connect, disable_dad
 from tests.support.sockets import Reached, call, open_services
+
+USER = 65534  # an unprivileged user of the host
+ONE_ID, MANY_IDS = "0 65534 1\n", "0 65534 1\n1 100000 65535\n"  # user_namespaces(7): without and with subuid(5)
+
+_PLACE = Path("/mnt")  # for the executables and a home directory; the tests' directories may be readable by root only
+FOREIGN = _PLACE / "foreign"  # a directory that the host's root owns
+
+RootlessTest = Callable[[Namespace, Path], None]
+
+
+def run_rootless(test: RootlessTest, mapped: str = ONE_ID, *, at_once: bool = False) -> None:
+    """Runs a test in a child process that is root of new user, network and mount namespaces, and of nothing else.
+
+    The test gets the network namespace, which represents the host, and a home directory. `mapped` are the user and
+    group IDs in the user namespace. With `at_once` the network namespace is created together with the user namespace,
+    as by `unshare -Urn`; then the host's root owns some of its files in /proc. An exception in the test fails the test.
+    """
+    # iptables-legacy needs modules, which only the host's root may load.
+    output("unshare", "--net", "sh", "-ec", "iptables -t nat -S; ip6tables -t nat -S")
+    from_child, to_parent = os.pipe()
+    from_parent, to_child = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(from_child)
+            os.close(to_child)
+            network = libc.NEW_NETWORK
+            _become_root(to_parent, from_parent, network if at_once else 0)
+            home = _PLACE / "home"
+            os.environ.update(HOME=str(home), PODWIRE_BIN_DIR=str(_PLACE / "bin"))
+            namespaces = libc.NEW_MOUNTS | (0 if at_once else network)
+            test(private_host.enter("/var/lib/cni", namespaces=namespaces), home)
+            os._exit(0)
+        except BaseException:
+            os.write(to_parent, traceback.format_exc().encode())
+        finally:
+            os._exit(1)
+    os.close(to_parent)
+    os.close(from_parent)
+    with open(from_child, "rb", buffering=0) as pipe:
+        reply = pipe.read(1)
+        for kind in ("uid_map", "gid_map") if reply == b"." else ():
+            Path(f"/proc/{child}/{kind}").write_text(mapped)
+        os.write(to_child, b".")
+        os.close(to_child)
+        problem = (reply + pipe.readall()).decode().removeprefix(".")
+    status = os.waitpid(child, 0)[1]
+    assert status == 0, problem
+
+
+def _become_root(to_parent: int, from_parent: int, besides: int) -> None:
+    """Drops root permanently, and becomes root of a new user namespace, for which the parent writes the ID maps.
+
+    `besides` are further namespaces that are created together with it.
+    """
+    libc.unshare(libc.NEW_MOUNTS)
+    output("mount", "--make-rprivate", "/")
+    output("mount", "-t", "tmpfs", "podwire", str(_PLACE))
+    shutil.copytree(binaries.directory(), _PLACE / "bin")
+    program = _PLACE / "bin" / "podwire"
+    for name in binaries.names():  # hard links, as in a release
+        (_PLACE / "bin" / name).unlink()
+        (_PLACE / "bin" / name).hardlink_to(program)
+    (_PLACE / "home").mkdir()
+    os.chown(_PLACE / "home", USER, USER)
+    FOREIGN.mkdir(0o755)
+    os.chdir("/")
+    os.setgroups([])
+    os.setresgid(USER, USER, USER)
+    os.setresuid(USER, USER, USER)
+    libc.unshare(libc.NEW_USERS | besides)
+    libc.make_dumpable()  # otherwise the host's root, which the namespace does not map, owns /proc/<pid>
+    os.write(to_parent, b".")
+    os.read(from_parent, 1)
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+
 
 BACKENDS = ["iptables", pytest.param("nftables", marks=pytest.mark.needs("nft_nat", "nft_inet"))]
 EVERYWHERE = ("0.0.0.0", "::")
@@ -66,7 +146,7 @@ def new_chain(host, home, backend):
 
 @pytest.mark.needs("tbf", "ifb")
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("mapped", [rootless.ONE_ID, rootless.MANY_IDS], ids=["one-user", "many-users"])
+@pytest.mark.parametrize("mapped", [ONE_ID, MANY_IDS], ids=["one-user", "many-users"])
 def test_all_plugins_work_rootless(root, bin_dir, backend, mapped):
     """A pod is attached, reached, masqueraded, limited, checked, collected and detached, and leaves nothing."""
 
@@ -94,7 +174,7 @@ def test_all_plugins_work_rootless(root, bin_dir, backend, mapped):
             chain.run_all("CHECK", pod, result)
             assert chain.leases().keys() == {address(result, 0), address(result, 1), "lock"}
             assert os.geteuid() == 0
-            assert f" {rootless.USER} " in " ".join(Path("/proc/self/uid_map").read_text().split()) + " "
+            assert f" {USER} " in " ".join(Path("/proc/self/uid_map").read_text().split()) + " "
             for file in (home / "networks" / "net").iterdir():
                 status = file.stat()
                 assert (status.st_uid, status.st_gid) == (0, 0)
@@ -104,7 +184,7 @@ def test_all_plugins_work_rootless(root, bin_dir, backend, mapped):
             assert chain.leases().keys() == {"lock"}
             assert not list(home.rglob("*tuning*/*"))
 
-    rootless.run_rootless(scenario, mapped)
+    run_rootless(scenario, mapped)
 
 
 @pytest.mark.needs("tbf", "ifb", "iptables_nft_nat")  # a rootless process cannot load modules
@@ -129,7 +209,7 @@ def test_all_plugins_work_in_a_network_of_unshare(root, bin_dir, backend):
             assert netstate.state(host, netfilter=True) == before
             chain.collect(pod)
 
-    rootless.run_rootless(scenario, at_once=True)
+    run_rootless(scenario, at_once=True)
 
 
 @pytest.mark.needs("iptables_nft_nat")
@@ -155,7 +235,7 @@ def test_ptp_works_rootless(root, bin_dir, backend, at_once):
             assert netstate.state(host, netfilter=True) == before
             assert chain.leases().keys() == {"lock"}
 
-    rootless.run_rootless(scenario, at_once=at_once)
+    run_rootless(scenario, at_once=at_once)
 
 
 @pytest.mark.parametrize("forwarding", [True, False])
@@ -181,7 +261,7 @@ def test_read_only_proc(root, bin_dir, forwarding):
                 assert (netstate.state(host), netstate.state(pod)) == before
             assert net.leases() == {}
 
-    rootless.run_rootless(scenario)
+    run_rootless(scenario)
 
 
 @pytest.mark.needs("tbf", "ifb", "htb")
@@ -200,7 +280,7 @@ def test_batch_larger_than_an_unprivileged_buffer_is_sent(root, bin_dir):
             limits.release(pod, result)
             assert bandwidth_network.state(host) == before
 
-    rootless.run_rootless(scenario)
+    run_rootless(scenario)
 
 
 def test_unwritable_lease_directory_is_named(root, bin_dir):
@@ -209,10 +289,10 @@ def test_unwritable_lease_directory_is_named(root, bin_dir):
     def scenario(host, home):
         with temporary() as pod:
             net = network(host, home)
-            net = net.having(ipam={**net.config["ipam"], "dataDir": str(rootless.FOREIGN / "networks")})
+            net = net.having(ipam={**net.config["ipam"], "dataDir": str(FOREIGN / "networks")})
             error = net.run("ADD", pod).error()
             assert error["code"] == 5
-            assert f"{rootless.FOREIGN}/networks" in json.dumps(error)
+            assert f"{FOREIGN}/networks" in json.dumps(error)
             assert "Permission denied" in error["msg"]
 
-    rootless.run_rootless(scenario)
+    run_rootless(scenario)
