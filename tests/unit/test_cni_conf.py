@@ -1,14 +1,18 @@
-"""The keys common to every configuration (cni.conf)."""
+"""The input of a call: environment variables (cni.args), versions (cni.versions), and the configuration (cni.conf)."""
 
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cni import conf
+from cni import args as cni_args
+from cni import conf, versions
 from cni.conf import Attachment
 from cni.errors import CniError
 from cni.result import Result
-from tests.support.errors import error_of
+from tests.support.errors import error_of, failure_of
+from tests.support.netconf import ENV
 
 
 def parse(**keys):
@@ -90,3 +94,75 @@ def test_attachment_without_a_name_is_refused(element):
     """An element without a container ID or an interface is an error, since GC would release addresses in use."""
     keys = {"cni.dev/valid-attachments": [*ONE, element]}
     assert error_of(parse(**keys).valid_attachments, CniError).code == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("", (0, 1, 0)), ("1", (1, 0, 0)), ("1.0", (1, 0, 0)), ("0.4.0", (0, 4, 0)), ("10.20.30", (10, 20, 30))],
+)
+def test_versions_have_one_to_three_numbers(text, numbers):
+    """A version has one to three numbers; an empty one is 0.1.0."""
+    assert versions.parse(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["abc", "1.", "1..0", "1.0.0.0", "1.0.x", " 1", "1.0.0\n", "-1", "²", "1" * 5000])
+def test_invalid_versions_are_refused(text):
+    """Any other text is a ValueError."""
+    with pytest.raises(ValueError, match="version"):
+        versions.parse(text)
+
+
+def test_versions_are_ordered_by_number():
+    """0.10 is later than 0.9, and the supported versions are in order."""
+    assert versions.at_least("0.10.0", "0.9.0")
+    assert not versions.at_least("0.3.1", "0.4.0")
+    assert list(versions.SUPPORTED) == sorted(versions.SUPPORTED, key=versions.parse)
+
+
+def test_every_supported_version_has_a_family():
+    """Each supported version, and no other, belongs to one of the three shapes of results."""
+    assert tuple(name for names in versions.FAMILIES for name in names if name) == versions.SUPPORTED
+    assert versions.family("2.0.0") is None
+    assert versions.family("") == versions.family("0.2.0")
+
+
+@given(st.text() | st.text(alphabet="0123456789."))
+def test_any_text_is_a_version_or_a_value_error(text):
+    """No text causes another exception in the parser."""
+    error = failure_of(lambda: versions.parse(text), ValueError)
+    assert error is None or "version" in str(error)
+
+
+def test_values_are_passed_to_the_plugin():
+    """The plugin gets the runtime's values; CNI_PATH is split, without empty parts."""
+    args = cni_args.from_env(ENV | {"CNI_PATH": "/a::/b:", "CNI_ARGS": "IP=10.1.2.3"})
+    assert (args.command, args.container_id, args.netns, args.ifname) == ("ADD", "cid", "/run/netns/pod", "eth0")
+    assert (args.path, args.args, args.stdin) == (("/a", "/b"), "IP=10.1.2.3", b"")
+
+
+@pytest.mark.parametrize(
+    ("container_id", "ifname"),
+    [("a", "e" * 15), ("0", "ä" * 7 + "e"), ("A-_.z", "..."), ("a" * 256, "a.b-c_d"), ("a" * 5000, "eth0")],
+)
+def test_valid_names_are_accepted(container_id, ifname):
+    """Container IDs of letters, digits and -_. in any number, and interfaces of up to 15 bytes, are accepted."""
+    args = cni_args.from_env(ENV | {"CNI_CONTAINERID": container_id, "CNI_IFNAME": ifname})
+    assert (args.container_id, args.ifname) == (container_id, ifname)
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("", {}),
+        ("IP=10.1.2.3", {"IP": "10.1.2.3"}),
+        ("IP=", {"IP": ""}),
+        ("IP=a;IP=b", {"IP": "b"}),
+        ("IgnoreUnknown=1;K8S_POD_NAME=x;IP=a", {"IP": "a"}),
+        ("K8S_POD_NAME=x;IgnoreUnknown=TRUE", {}),
+        ("ip=a;IgnoreUnknown=true", {}),
+        ("IgnoreUnknown=0;IP=a", {"IP": "a"}),
+    ],
+)
+def test_known_cni_args_are_returned(text, pairs):
+    """CNI_ARGS returns the known keys; IgnoreUnknown, in any place, permits others."""
+    assert cni_args.from_env(ENV | {"CNI_ARGS": text}).cni_args("IP") == pairs

@@ -1,16 +1,19 @@
-"""The lines that the firewall applies with iptables (plugins.firewall.iptables_rules), and the parsing of rules."""
+"""The rules of the firewall: lines of iptables, their parsing, and the owners of elements in nftables' sets."""
 
 from dataclasses import replace
 from ipaddress import ip_address
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cni.conf import Attachment
 from kernel.netfilter import iptables_listing, nft, nft_rule
 from kernel.netfilter.iptables_rule import IptablesRule, Listing
+from kernel.netfilter.nft_set import Element
 from plugins.firewall import iptables_rules
 from plugins.firewall import iptables_rules as rules
+from plugins.firewall.nftables_rules import ElementFilter, userdata
 from plugins.firewall.spec import FirewallSpec
 from tests.support.iptables_table import Table
 
@@ -104,3 +107,13 @@ def test_rules_of_unknown_form_are_not_parsed():
 def test_ipv6_addresses_are_written_as_iptables_lists_them():
     """An IPv6 address with an IPv4 address in it is written as iptables lists it, or CHECK would not find its rules."""
     assert all("::1.2.3.5/128" in rule.spec for rule in rules.address_rules(ip_address("::1.2.3.5")))
+
+
+@pytest.mark.parametrize(("comment_bytes", "has_owner"), [(127, True), (128, False), (129, False)])
+def test_comment_that_may_be_truncated_names_no_owner(comment_bytes, has_owner):
+    """GC keeps an element that `nft` has loaded with a truncated comment, since its pod may be running."""
+    container_id = "c" * (comment_bytes - len("net: net, if: eth0, id: "))
+    data = userdata(FirewallSpec("net", container_id, "eth0"))
+    loaded = Element(b"key", data[: 2 + data[1]])  # `nft` drops the owner ID after the comment
+    assert not ElementFilter.stale("net", [Attachment(container_id, "eth0")]).has(loaded)
+    assert ElementFilter.stale("net", []).has(loaded) is has_owner

@@ -1,11 +1,11 @@
-"""The parts of podwire test and trace: packets, rules as text, sockets, routing decisions, destinations, owners."""
+"""Parts of podwire test and trace: packets and where they were seen, rules as text, sockets, routing, destinations."""
 
 import os
 import socket
 import struct
 from ipaddress import IPv4Network, ip_address, ip_network
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -25,6 +25,7 @@ from podwire.facts.resolvers import _name_servers
 from podwire.predictions.routing import Fib
 from podwire.probe import run
 from podwire.trace import destination
+from podwire.trace.judge import _stayed_in
 from podwire.trace.owners import owner_of
 from podwire.trace.place import NODE, Place
 
@@ -192,3 +193,23 @@ def test_other_machine_can_be_looked_up():
     suspect = run._duplicate(path, search).suspect
     assert suspect is not None
     assert search.other_mac in suspect.look
+
+
+def sighting(place: str, kind: str, *, is_outgoing: bool) -> tuple[Any, Any]:
+    where = SimpleNamespace(name=place, link=lambda _name: SimpleNamespace(kind=kind))
+    return where, SimpleNamespace(interface="dev0", is_outgoing=is_outgoing)
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ([], True),
+        ([sighting("pod", "veth", is_outgoing=True), sighting("node", "veth", is_outgoing=False)], True),
+        ([sighting("node", "ifb", is_outgoing=True)], True),  # the queue of a limit
+        ([sighting("node", "veth", is_outgoing=True)], False),
+        ([sighting("node", "veth", is_outgoing=False), sighting("pod", "veth", is_outgoing=False)], False),
+    ],
+)
+def test_packet_that_stayed_in_the_node(seen: list[tuple[Any, Any]], expected: bool) -> None:
+    """A packet has stayed in the node if it was not seen to leave it, nor in another place after that."""
+    assert _stayed_in(cast(Any, SimpleNamespace(sightings=seen)), "node") is expected
