@@ -118,24 +118,6 @@ def test_host_ports_are_forwarded_to_the_pod(path, bin_dir, host, sandbox, new_s
             assert source_address(client, host_ip, port) == client_ip
 
 
-@samples("portMappings")
-def test_host_reaches_the_pod_by_127_0_0_1(path, bin_dir, host, sandbox, store):
-    """The host reaches the pod at 127.0.0.1 and the host port."""
-    network = load(path, store)
-    pod = network.add(runner(host, sandbox, network))["ips"][0]["address"].partition("/")[0]
-    with serving(sandbox, pod):
-        assert source_address(host, "127.0.0.1", HOST_PORT + FILES.index(path))
-
-
-def test_requested_address_has_the_routes_of_the_sample(bin_dir, host, sandbox, new_sandbox, store):
-    """The static sample's route has the gateway, whether the file or the runtime chose the address."""
-    network, other = load(ROOT / "conf" / "80-static.conflist", store), new_sandbox()
-    requesting = network.with_capabilities(ips=["10.28.0.9/16"])
-    for pod, listed in ((sandbox, network), (other, requesting)):
-        listed.add(runner(host, pod, listed))
-        assert pod.ip("route", "show", "10.29.0.0/16").strip() == "10.29.0.0/16 via 10.28.0.1 dev eth0"
-
-
 @samples("bandwidth")
 def test_limits_are_set(path, bin_dir, host, sandbox, store):
     """A pod of a sample with limits has those of the runtime, and without any from the runtime it has none."""

@@ -151,24 +151,6 @@ def test_virtual_device_deleted_with_its_namespace(moved, host, sandbox):
     assert (moved.leases(), files(moved)) == ({}, [])
 
 
-@pytest.mark.needs("syscall_injection")
-@pytest.mark.parametrize("number", range(1, 12))
-def test_failed_exchange(moved, host, sandbox, number):
-    """If the kernel does not take a request, ADD moves the device back, or DEL can be repeated."""
-    before = state(host), state(sandbox)
-    injection = f"sendto:error=ENOBUFS:when={number}"
-    outcome = run_injected(host, "host-device", "ADD", moved.config, sandbox, injection)
-    if outcome.status:
-        assert "no buffer space available" in outcome.error()["msg"]
-        assert (state(host), state(sandbox)) == before
-        assert (moved.leases(), files(moved)) == ({}, [])
-        moved.add(sandbox)
-    run_injected(host, "host-device", "DEL", moved.config, sandbox, injection)
-    moved.delete(sandbox)
-    assert set(links(host)) == {"lo", "hd0", "hp0"}
-    assert files(moved) == []
-
-
 def test_repair_brings_back_devices_of_deleted_containers(moved, host, sandbox, new_sandbox, tmp_path):
     """`podwire repair` restores the device of a crashed pod, before the runtime's DEL; a dry run only reports it."""
     before = state(host)

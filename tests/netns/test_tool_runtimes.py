@@ -9,7 +9,7 @@ from podwire.node.model import short_id
 from tests.netns.conftest import NFTABLES
 from tests.support import binaries, libcni
 from tests.support.attaching import address, host_end
-from tests.support.doctor_node import DoctorNode, list_problems
+from tests.support.doctor_node import DoctorNode
 from tests.support.node import Node
 
 LOOPBACK = {"cniVersion": "0.3.1", "name": "cni-loopback", "plugins": [{"type": "loopback"}]}
@@ -76,18 +76,6 @@ def test_loopback_networks_are_hidden(node, new_sandbox):
     assert "\nlo of 2 pods: podwire show cni-loopback\n" in show.stdout
     assert "127.0.0.1" in node.tool("show", "cni-loopback").stdout
     assert len(node.show()["attachments"]) == 4
-
-
-def test_loopback_networks_are_no_finding_of_doctor(host, tmp_path, sandbox):
-    """`podwire doctor` does not report the runtimes' loopback network as a network without a file."""
-    doctor_node = DoctorNode(host, tmp_path)
-    network = doctor_node.add_sample("10-podwire.conflist")
-    doctor_node.attach(network, sandbox)
-    before = [one["name"] for one in doctor_node.list_findings() if one["severity"] != "ok"]
-    write_loopback_entry(doctor_node.cache, sandbox)
-    findings = doctor_node.list_findings()
-    assert [one["name"] for one in findings if one["severity"] != "ok"] == before
-    assert list_problems(findings) == []
 
 
 def test_attachment_that_cannot_be_repaired_is_a_failure(node, sandbox):

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from tests.support.bandwidth_network import connect_veth
-from tests.support.injection import run_injected
 from tests.support.tuning_network import ALL, get_attributes
 
 # The keys of the installed reference plugin (1.1.1): txQLen came with 1.4.0, and its CHECK does not replace IFNAME.
@@ -62,26 +61,6 @@ def test_unusable_data_dir(full_tuning, sandbox, prev_result, tmp_path, where):
     plain = net.having(mtu=None, mac=None, promisc=None, allmulti=None, txQLen=None)
     plain.check(sandbox, plain.add(sandbox, prev_result))
     plain.having(cniVersion="1.1.0").run("STATUS").assert_silent()
-
-
-@pytest.mark.needs("syscall_injection")
-@pytest.mark.parametrize(
-    "injection",
-    [
-        *(f"pwrite64:error=EPERM:when={number}" for number in (1, 2, 3)),
-        *(f"write:error=ENOSPC:when={number}" for number in (1, 2)),
-        "rename:error=EROFS",
-        *(f"sendto:error=ENOBUFS:when={number}" for number in (1, 2, 3, 4)),
-        *(f"recvfrom:error=ENOBUFS:when={number}" for number in (3, 4)),
-        *(f"setns:error=EPERM:when={number}" for number in (1, 3)),
-    ],
-)
-def test_failing_system_call(full_tuning, sandbox, prev_result, injection):
-    """If any system call fails, ADD fails and changes nothing."""
-    state = full_tuning.everything(sandbox)
-    config = {**full_tuning.config, "prevResult": prev_result}
-    run_injected(full_tuning.host, "tuning", "ADD", config, sandbox, injection).error()
-    assert full_tuning.everything(sandbox) == state
 
 
 @pytest.fixture

@@ -164,12 +164,14 @@ def test_multipath_default_routes(blue, sandbox, two, count):
 
 
 def test_shared_ipv4_multipath_route(blue, sandbox, two):
-    """An IPv4 route with next hops through two interfaces is divided; a failed ADD leaves it whole."""
+    """An IPv4 route with next hops through two interfaces is divided, unless it is in another table than main."""
     hops = "nexthop via 10.1.0.1 dev eth0 weight 1 nexthop via 10.2.0.1 dev net1 weight 1"
-    sandbox.ip("route", "add", "192.0.2.0/24", *hops.split())
+    for table in ("main", "300"):
+        sandbox.ip("route", "add", "192.0.2.0/24", "table", table, *hops.split())
     blue.add(sandbox, two[1], ifname="net1")
     assert "192.0.2.0/24 via 10.1.0.1 dev eth0" in list_routes(sandbox, "main")
     assert "192.0.2.0/24 via 10.2.0.1 dev net1" in list_routes(sandbox, 1)
+    assert sandbox.ip("route", "show", "table", "300").count("nexthop") == 2
 
 
 def test_interface_that_is_down(blue, sandbox, prev_result):

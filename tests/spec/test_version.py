@@ -2,10 +2,9 @@
 
 import os
 import re
-import subprocess
 
 from tests.spec import configs
-from tests.support.invocation import environment, finish, start_plugin
+from tests.support.invocation import finish, start_plugin
 
 
 def answer(plugin):
@@ -35,13 +34,6 @@ def test_version_does_not_wait_for_stdin(refused):
         os.close(readable)
         os.close(writable)
     assert (outcome.status, outcome.stdout) == (0, answer(refused.plugin))
-
-
-def test_version_works_with_closed_stdin(plugin, bin_dir):
-    """VERSION works in a process without stdin."""
-    closed = ["sh", "-c", 'exec "$0" <&-', str(bin_dir / plugin)]
-    done = subprocess.run(closed, env=environment("VERSION"), capture_output=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, answer(plugin), b"")
 
 
 def test_missing_command_prints_the_version(refused):

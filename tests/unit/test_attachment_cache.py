@@ -139,12 +139,3 @@ def test_attachment_is_looked_up_without_iterating_over_the_cache(tmp_path, writ
     cache = ResultCache(cache.network, cache.netns_paths, Names(cache._files))
     assert cache.is_gone(Attachment("b", "eth0"))
     assert not cache.is_gone(Attachment("a", "eth0"))
-
-
-def test_attachment_with_a_namespace_is_running(tmp_path, write):
-    """An attachment is running only if it is cached and its namespace exists."""
-    write("net", "a", f"/proc/{os.getpid()}/ns/net")
-    write("net", "b", "/run/netns/absent")
-    write("net", "c", "")
-    cache = ResultCache.read("net", str(tmp_path))
-    assert [name for name in "abcd" if cache.is_running(Attachment(name, "eth0"))] == ["a"]

@@ -4,11 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from cni.errors import CniError
 from cni.result import DNS
 from plugins.bridge.conf import BridgeConf, PortVlans
-from tests.support.errors import failure_of
-from tests.support.netconf import netconf, parse, refusal
+from tests.support.netconf import parse, refusal
 
 DEFAULTS = BridgeConf(
     bridge="cni0",
@@ -175,14 +173,3 @@ def test_invalid_vlans_are_refused(keys, text):
     failure = refusal("bridge", keys)
     assert (failure.code, failure.msg) == (7, text)
     assert f'"{next(iter(keys))}' in failure.details
-
-
-@pytest.mark.parametrize(
-    ("version", "ipam", "refused"),
-    [("0.1.0", "", True), ("0.2.0", "", True), ("0.3.0", "", False), ("1.1.0", "", False), ("0.2.0", "static", False)],
-)
-def test_the_oldest_versions_need_addresses(version, ipam, refused):
-    """A network without IPAM is refused for versions whose results consist of addresses."""
-    conf = netconf("bridge", {"cniVersion": version, "ipam": {"type": ipam}})
-    failure = failure_of(conf.refuse_missing_ipam, CniError)
-    assert (failure is not None and failure.msg == "cannot convert: no valid IP addresses") == refused

@@ -269,16 +269,6 @@ def make_delegate(calls, answer=RESULT, **kwargs):
     return {"ipam": Plugin("ipam", verb, verb, verb, cmd_gc=verb, cmd_status=verb, **kwargs)}
 
 
-@pytest.mark.usefixtures("same_file")
-def test_delegate_of_the_same_file_runs_in_this_process(request_for):
-    """A delegate that is this executable gets the same input and the verb, without a second process."""
-    seen: list[tuple[str, bytes]] = []
-    args, conf = request_for("ADD", delegates=make_delegate(seen))
-    assert add((args, conf)) == RESULT
-    delegate.run("ipam", *request_for("CHECK", delegates=make_delegate(seen)))
-    assert seen == [("ADD", args.stdin), ("CHECK", args.stdin)]
-
-
 @pytest.mark.every_case
 @pytest.mark.usefixtures("same_file")
 @pytest.mark.parametrize(

@@ -205,13 +205,6 @@ def test_renewal_that_cannot_be_used_is_ignored(renewing):
     assert (renewing.client.lease, renewing.client.state) == (lease, State.RENEWING)
 
 
-def test_refused_renewal_is_a_lost_lease(renewing):
-    """A NAK during a renewal ends the lease; its message is in the reason."""
-    assert renewing.receive(options.NAK, o56=b"moved\n") is Event.LOST
-    assert renewing.client.reason == "the server 10.25.0.1 refused it: moved?"
-    assert renewing.sent() == [options.DISCOVER]
-
-
 def test_lease_is_rebound_and_then_lost(bound):
     """From T2 on the requests go to all servers; when the lease expires, it is lost, and DISCOVER follows."""
     targets = []

@@ -1,8 +1,6 @@
 """dhcp's leases: their files (ipam.dhcp.store), which are read as they were written; IPv6 leases (lease6)."""
 
-import errno
 import json
-import os
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, IPv6Network
 
 import pytest
@@ -127,21 +125,6 @@ def test_lease_file_with_unusable_values(section, changed):
     (stored[section] if section else stored).update(changed)
     with pytest.raises(ValueError, match=r"invalid|contains"):
         from_json(stored)
-
-
-def test_failed_write_keeps_the_former_file(tmp_path, monkeypatch):
-    """A lease that cannot be written, as on a full disk, leaves no draft; the former file stays."""
-    store = LeaseStore(str(tmp_path))
-    store.write(RECORD)
-
-    def fail(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="No space left"):
-        store.write(replace(RECORD, boot_id="another"))
-    assert list(store.read_all()) == [RECORD]
-    assert len(list((tmp_path / "net").iterdir())) == 1
 
 
 def test_drafts_of_a_killed_daemon_are_deleted(tmp_path):

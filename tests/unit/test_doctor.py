@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from ipaddress import ip_network
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,7 +23,7 @@ from podwire.attachments import CachedAttachment
 from podwire.doctor import addresses, links, packetfilter, ports, probes, rules, traffic
 from podwire.doctor.checks import CHECKS, run_checks
 from podwire.doctor.finding import UNSEEN, Finding, Severity, fold_consequences
-from podwire.doctor.node import Node, overlapping
+from podwire.doctor.node import Node
 from podwire.doctor.pods import VethPod
 from podwire.facts import cgroups
 from podwire.layers import Layer
@@ -71,20 +70,6 @@ def test_injected_faults_have_findings_of_the_manual():
     declared = {fault.name for check in CHECKS for fault in check.faults} | {UNSEEN.name}
     assert {name for one in FAULTS for name in (one.finding, *one.others)} - declared == set()
     assert len(FAULTS) >= 120
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "together"),
-    [
-        ("10.9.0.0/24", "10.9.0.128/25", True),
-        ("10.9.0.128/25", "10.9.0.0/16", True),
-        ("10.9.0.0/24", "10.9.1.0/24", False),
-        ("10.9.0.0/24", "fd00::/64", False),
-    ],
-)
-def test_overlapping_subnets(one, other, together):
-    """Two subnets overlap if an address is in both."""
-    assert bool(overlapping(ip_network(one), [ip_network(other)])) == together
 
 
 def test_every_fault_has_a_test():

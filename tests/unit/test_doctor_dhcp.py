@@ -62,13 +62,6 @@ def test_unreachable_daemon_is_reported_with_its_networks(node, tmp_path):
         assert run_check(node, "dhcp") == []
 
 
-def test_daemon_is_not_needed_without_a_network_of_dhcp(node, tmp_path):
-    """A node without a network of dhcp needs no daemon."""
-    path = tmp_path / "net.d" / "10.conflist"
-    path.write_text(path.read_text().replace('"dhcp"', '"static"'))
-    assert run_check(node, "dhcp") == []
-
-
 def test_expired_and_unreadable_leases_are_reported(node, tmp_path):
     """An expired lease is a problem, a file that is no lease a warning, and other leases are neither."""
     directory = tmp_path / "leases"

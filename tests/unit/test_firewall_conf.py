@@ -45,18 +45,6 @@ def test_empty_values_mean_the_default(empty):
     assert parse_keys(**keys, prevResult=result()) == parse_keys(prevResult=result())
 
 
-@pytest.mark.parametrize("backend", ["iptables", "nftables", "firewalld"])
-def test_all_keys(backend):
-    """Backend, policy with its bridge, chain and zone are read, whatever the case of the keys."""
-    conf = parse_keys(
-        Backend=backend, ingresspolicy="isolated", iptablesAdminChainName="MINE", firewalldZone="work",
-        prevResult=result(BRIDGE, {"name": "eth0", "sandbox": "/x"}),
-    )  # fmt: skip
-    spec = conf.spec
-    assert (conf.backend, spec.policy, spec.bridge) == (backend, "isolated", "cni0")
-    assert (spec.admin_chain, spec.zone) == ("MINE", "work")
-
-
 def test_unknown_backend_is_reported(capsys):
     """An unknown backend selects one automatically, as in the reference plugin, with a message on stderr."""
     assert parse_keys(backend="ufw").backend == ""

@@ -11,8 +11,6 @@ import pytest
 
 from attachment.cache import ResultCache
 from cni import skel
-from cni.errors import CniError
-from cni.result import DNS
 from ipam.host_local import resolv
 from ipam.host_local.main import PLUGIN
 from process import signals
@@ -89,19 +87,6 @@ def test_resolv_conf_is_parsed_as_by_resolvers(tmp_path):
         "options": ["ndots:2", "rotate"],
         "search": ["s1", "s2", "s3"],
     }
-
-
-@pytest.mark.parametrize("path", ["/dev/zero", "/proc/kallsyms"])
-def test_resolv_conf_without_end_is_refused(path):
-    """At most the size of a resolv.conf is read."""
-    with pytest.raises(CniError, match="it has more than 64 KiB"):
-        resolv.read(path)
-
-
-def test_fifo_as_resolv_conf_does_not_block(tmp_path):
-    """A FIFO without a writer counts as empty."""
-    os.mkfifo(tmp_path / "resolv.conf")
-    assert resolv.read(str(tmp_path / "resolv.conf")) == DNS()
 
 
 def test_check_needs_any_address_of_the_attachment(run):

@@ -126,24 +126,6 @@ def test_jumps_of_old_reference_plugins_are_deleted(tables):
     assert tables.chains[4] == {"POSTROUTING": []}
 
 
-@pytest.mark.parametrize(
-    ("others", "remaining"),
-    [
-        (["10.22.0.3/16", "fd00:22::7/64"], ["10.22.0.3"]),
-        ([], []),  # the container was restarted, or the sandbox no longer exists
-        (["10.22.0.2/16", "10.22.0.3/16"], ["10.22.0.2", "10.22.0.3"]),  # a second DEL after another ADD
-    ],
-)
-def test_the_chain_is_deleted_with_its_last_jump(tables, others, remaining):
-    """DEL keeps the chain and the jumps of the container's other interfaces, and deletes all other jumps."""
-    for address in ("10.22.0.2/16", "10.22.0.3/16"):
-        iptables.add(pod(address))
-    before = tables.rules()
-    iptables.delete_legacy(pod("10.22.0.2/16"), other_addresses=[ip_interface(item) for item in others])
-    assert tables.rules("POSTROUTING") == [f"-s {address}/32 -j {CHAIN}" for address in remaining]
-    assert tables.rules() == (before if remaining else None)
-
-
 def test_a_refused_change_is_retried(tables):
     """A change that is refused after a parallel DEL is computed again; a permanent refusal is an error."""
     spec = pod("10.22.0.2/16")

@@ -96,15 +96,6 @@ def test_level_error_logs_failures_only(file):
     assert (line["level"], line["error"]) == ("error", {"code": 11, "msg": "busy", "details": "wait"})
 
 
-def test_off_by_default(tmp_path, monkeypatch, capsys):
-    """Without a log, nothing is recorded, written or printed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verb_log, "entry", None)
-    monkeypatch.setattr(record, "recording", None)
-    assert run()[0] == 0
-    assert (list(tmp_path.iterdir()), capsys.readouterr().err) == ([], "")
-
-
 def test_version_is_not_logged(file):
     """VERSION writes no line at any level."""
     run({"PODWIRE_LOG": str(file), "PODWIRE_LOG_LEVEL": "debug", "CNI_COMMAND": "VERSION"})

@@ -51,17 +51,6 @@ def test_mark_rule_after_the_dnat_rule_is_missing():
     assert error.msg == f"host ports: rule {late} is missing in table nat (iptables)"
 
 
-def test_only_missing_shared_rules_are_created():
-    """ADD creates only the missing shared chains and rules, and inserts the masquerading rule first."""
-    listing = listing_after_add(HOST_PORTS)
-    other = replace(HOST_PORTS, container_id="other", mappings=(PortMapping(8081, 80, "tcp"),))
-    changes = iptables_rules.changes_for_add(other, (), 4, listing)
-    assert not any(str(change).startswith("-N CNI-HOSTPORT") or "LOCAL" in change.spec for change in changes)
-    changed = without(listing, shared_rules(HOST_PORTS)[-1])
-    first = iptables_rules.changes_for_add(other, (), 4, changed)[0]
-    assert str(first).startswith("-I POSTROUTING -m comment")
-
-
 @pytest.mark.parametrize("bit", range(32))
 def test_packet_mark_is_one_bit(bit):
     """The packet mark and its mask are one bit, in hexadecimal."""

@@ -24,11 +24,6 @@ def rule_with(fields=None, attributes=()):
     return rule.from_message(decode(RuleMessage, bytes(message.data)))
 
 
-def test_plain_rule():
-    """A rule without further conditions has its source."""
-    assert rule_with() == PolicyRule(4, SOURCE.packed, 100, 32765)
-
-
 @pytest.mark.parametrize(
     ("fields", "attributes"),
     [

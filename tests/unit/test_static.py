@@ -39,16 +39,6 @@ def requesting(place, *texts):
     return {"runtimeConfig": {"ips": list(texts)}} if place == "runtimeConfig" else {"args": {"cni": {"ips": [*texts]}}}
 
 
-@pytest.mark.parametrize("key", ["addresses", "Addresses", "ADDRESSES"])
-@pytest.mark.parametrize("names", [("address", "gateway"), ("Address", "Gateway"), ("ADDRESS", "GATEWAY")])
-def test_configured_addresses_are_unchanged(key, names):
-    """Addresses keep order, host bits, prefix and gateway, and keys match in any case, even `Address`."""
-    addresses = [dict(zip(names, ("10.1.2.5/24", "10.9.9.9"), strict=True)), {names[0]: "2001:DB8::5/64", names[1]: ""}]
-    parsed = parse(ipam={key: [*addresses, {names[0]: "10.1.2.0/24"}, {names[0]: "::ffff:10.0.0.1/120"}]})
-    assert shown(parsed) == ["10.1.2.5/24 via 10.9.9.9", "2001:db8::5/64", "10.1.2.0/24", "10.0.0.1/24"]
-    assert all(ip.interface is None for ip in parsed.ips)
-
-
 def test_later_sources_override_earlier_ones():
     """Addresses of args replace the network's and those of CNI_ARGS; addresses of the capability replace all."""
     env, by_args = "IP=10.1.2.6/24", requesting("args", "10.1.2.7/24")

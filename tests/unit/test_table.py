@@ -78,13 +78,6 @@ def test_narrow_terminal_has_a_block_for_each_row():
     assert "kube-system/cor\N{HORIZONTAL ELLIPSIS}78c9869d-x7k2p" in lines(30, title="POD")
 
 
-@pytest.mark.parametrize("width", range(40, 201, 7))
-def test_no_line_is_wider_than_the_terminal(width):
-    """From 40 to 200 columns no line is wider than the terminal."""
-    for optional in ((), ("CONTAINER", "NETWORK")):
-        assert max(map(len, lines(width, optional=optional, title="POD"))) <= width
-
-
 @example([["aaaaaaaaaaa aaaaa aaa", "", "", "", "aaaaaaaa"]], 20)  # a title of several words
 @given(st.lists(st.lists(st.text("ab /-", max_size=60), min_size=5, max_size=5), max_size=4), st.integers(20, 120))
 def test_words_are_not_broken(rows, width):

@@ -73,16 +73,6 @@ def firewall_rule(container_id, what=FIREWALL):
     return OwnedRule(what, NFTABLES, "set x", mark, "net", container_id, "eth0")
 
 
-def test_running_attachment_has_no_leaks():
-    """An attachment with namespace, reservation and rules has no leaks."""
-    snapshot = create_snapshot(
-        reservations=[reserved("10.22.0.2", b"a\r\neth0")], rules=[firewall_rule("a"), firewall_rule("a", HOST_PORT)]
-    )
-    assert leak_kinds(snapshot) == set()
-    (pod,) = snapshot.pods
-    assert (pod.host_interface, pod.bridge) == ("veth1", "cni0")
-
-
 def test_interface_index_alone_proves_nothing():
     """A veth with the expected peer index, but in another namespace, is not the attachment's."""
     wrong = Kernel((HOST[0], link(7, "veth1", master=2, iflink=3, iflink_nsid=5)), {}, {POD.path: POD})
@@ -125,18 +115,6 @@ def test_address_of_a_network_with_unknown_interfaces():
         snapshot = create_snapshot(reservations=[owned], cached=())
         snapshot = replace(snapshot, records=replace(snapshot.records, networks=networks))
         assert state_in(snapshot) is ReservationState.RUNNING
-
-
-def test_configured_address_is_not_leaked():
-    """An attachment without a cache entry counts as running while its address is configured in a namespace."""
-    snapshot = create_snapshot(reservations=[reserved("10.22.0.2", b"x\r\neth0")], cached=())
-    (pod,) = snapshot.pods
-    assert (str(pod.state), pod.leaked, pod.host_interface) == ("no cache", False, "veth1")
-
-
-def test_nothing_is_leaked_in_another_namespace():
-    """In a namespace without veth peers elsewhere, and without a cache, an unknown reservation is no leak."""
-    assert leak_kinds(create_snapshot(reservations=[UNKNOWN], kernel=Kernel(HOST[:1]), cached=())) == set()
 
 
 def test_rules_of_unknown_owners_are_leaks_with_a_readable_cache():

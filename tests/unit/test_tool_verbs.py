@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -237,14 +236,6 @@ def test_capability_arguments_are_an_object(text):
     error = failure_of(lambda: target.capability_args(text), CniError)
     assert error
     assert "portMappings" in error.details
-
-
-def test_results_are_converted_to_the_version_of_the_list():
-    """A cached result of another version is converted to the list's, and one of the same version is unchanged."""
-    assert network_list.convert_result(RESULT, "1.1.0") is RESULT
-    old = network_list.convert_result(RESULT, "0.4.0")
-    assert isinstance(old, Mapping)
-    assert old["ips"] == [{"version": "4", "address": "10.1.2.3/24"}]
 
 
 def test_after_a_lock_timeout_no_attachment_is_tried(tmp_path, monkeypatch):

@@ -41,32 +41,6 @@ def save(backup, saved):
         backup.save(saved, undo)
 
 
-def test_backup_is_saved_loaded_and_removed(backup, tmp_path):
-    """A backup has the reference plugin's content, name and mode, and is removed together with its note."""
-    assert backup.load() is None
-    save(backup, WHOLE)
-    assert backup.load() == WHOLE
-    files = read_files(tmp_path)
-    assert files.keys() == {"tuning/cid_eth0.json", "tuning.podwire/cid_eth0.json"}
-    assert files["tuning/cid_eth0.json"] == TEXT
-    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "above").rglob("*")}
-    assert modes == {"tuning": 0o700, "tuning.podwire": 0o700, "cid_eth0.json": 0o600}
-    for _ in range(2):
-        backup.remove()
-        assert read_files(tmp_path) == {}
-
-
-def test_first_values_are_kept(backup):
-    """A further save in the same life of the container only adds missing values; one in another life replaces all."""
-    save(backup, SavedAttributes(Attributes(mtu=9000), None, "a"))
-    save(backup, SavedAttributes(Attributes(mtu=1500, tx_queue=7), 4000, "a"))
-    assert backup.load() == SavedAttributes(Attributes(mtu=9000, tx_queue=7), 4000, "a")
-    save(backup, SavedAttributes(Attributes(mtu=1), 1, "a"))
-    assert backup.load() == SavedAttributes(Attributes(mtu=9000, tx_queue=7), 4000, "a")
-    save(backup, SavedAttributes(Attributes(mtu=1), None, "b"))
-    assert backup.load() == SavedAttributes(Attributes(mtu=1), None, "b")
-
-
 def test_failed_add_restores_the_previous_backup(backup, tmp_path):
     """A failed ADD restores the previous state: no backup, another life's, this life's or the reference plugin's."""
     reference_file = tmp_path / "above/tuning/cid_eth0.json"

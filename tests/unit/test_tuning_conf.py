@@ -31,12 +31,6 @@ def test_empty_configuration():
     assert parse_keys({"allmulti": None, "txQLen": None, "sysctl": None}) == NOTHING
 
 
-def test_false_and_zero_are_configured():
-    """`allmulti` false and `txQLen` 0 count as configured values."""
-    assert parse_keys({"allmulti": False, "txQLen": 0}).attributes == Attributes(allmulti=False, tx_queue=0)
-    assert not parse_keys({"txQLen": 0}).is_idle
-
-
 def test_args_take_precedence():
     """A key in args.cni takes precedence over the plain key; false and 0 do only where they have an effect."""
     plain = {"mtu": 1400, "promisc": True, "allmulti": True, "txQLen": 5}

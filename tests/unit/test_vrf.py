@@ -1,19 +1,15 @@
 """vrf without a kernel: its configuration, the choice of a table, conflicts, and the requests that move routes."""
 
-import struct
 from ipaddress import ip_address, ip_interface, ip_network
 
 import pytest
 
 from cni.errors import CniError
-from kernel import vrf
 from kernel.address_copy import AddressCopy
-from kernel.codec_vrf import VrfMessage
 from kernel.link import IFF_UP, Link
 from kernel.route_copy import build_route
 from kernel.rule import PolicyRule
 from kernel.vrf import Vrf
-from kernel.wire import decode, encode
 from plugins.vrf import conf as vrf_conf
 from plugins.vrf import membership, tables
 from plugins.vrf.conf import VrfConf
@@ -89,13 +85,6 @@ def test_table_choice(vrfs, rule_tables, routes, expected):
     assert tables.choose(devices, rules, routes) == expected
 
 
-def test_vrf_in_the_kernels_answer():
-    """A VRF device is recognized with its table, which decides whether a VRF of the same name is shared or refused."""
-    request = vrf.create_request("blue", 7)
-    answer = decode(VrfMessage, encode(VrfMessage, (16, 0, 1), {"index": 9, "flags": IFF_UP}, request.attributes))
-    assert vrf.from_message(answer) == BLUE._replace(alias="")
-
-
 def test_conflicts():
     """A VRF with another table is refused; a shared table is described by its other users."""
     assert tables.table_conflict(BLUE, 0) is None
@@ -121,25 +110,6 @@ def test_other_kinds_of_links(kind, hint):
 def route(dst, gateway="", link=ETH0, table=254, proto=3):
     built = build_route(link, ip_network(dst), gateway=ip_address(gateway) if gateway else None)
     return built._replace(table=table, values={**built.values, "proto": proto})
-
-
-def hop(link, gateway):
-    packed = ip_address(gateway).packed
-    attribute = struct.pack("=HH", 4 + len(packed), 5) + packed
-    return struct.pack("=HBBi", 8 + len(attribute), 0, 0, link.index) + attribute
-
-
-def multipath(dst, *hops):
-    """Returns a route with several next hops, (link, gateway) pairs."""
-    built = route(dst, hops[0][1])
-    attributes = dict(built.attributes) | {"RTA_MULTIPATH": b"".join(hop(*item) for item in hops)}
-    for name in ("RTA_OIF", "RTA_GATEWAY"):
-        attributes.pop(name)
-    return built._replace(
-        attributes=tuple(attributes.items()),
-        indexes=tuple(link.index for link, _ in hops),
-        gateways=tuple(ip_address(gateway) for _, gateway in hops),
-    )
 
 
 def sent(saved, to):
@@ -168,18 +138,6 @@ def test_routes_of_the_kernel_are_not_copied():
     ]
     assert sent(saved, INTO) == expected
     assert sent(saved, MAIN) == [(text.replace("table 7", "table 254"), flag) for text, flag in expected]
-
-
-def test_shared_multipath_route():
-    """The interface's next hops move, the others stay in the table main, and undo restores the whole route."""
-    shared = multipath("::/0", (ETH0, "fd00:1::1"), (NET1, "fd00:2::1"), (ETH0, "fd00:1::9"))
-    saved = membership.save(ETH0, [], [shared])
-    assert sent(saved, INTO) == [
-        ("default via fd00:2::1 to table 254", True),
-        ("default via fd00:1::1 via fd00:1::9 to table 7", False),
-    ]
-    assert sent(saved, MAIN) == [("default via fd00:1::1 via fd00:2::1 via fd00:1::9 to table 254", True)]
-    assert sent(membership.save(ETH0, [], [shared._replace(table=300)]), INTO) == []
 
 
 def test_connected_route_that_is_missing_stays_missing():
