@@ -42,15 +42,6 @@ def test_subnet_that_the_host_uses_before_the_first_pod(node, network, words, te
     assert list_problems(node.list_findings()) == []
 
 
-def test_uplink_that_does_not_forward(node, network, sandbox):
-    """For an uplink that does not forward there is only advice, since it is not podwire's interface."""
-    node.attach(network, sandbox)
-    node.host.run("sh", "-ec", f"{UPLINK}; sysctl -qw net/ipv4/conf/out0/forwarding=0")
-    finding = node.find("interface-forwarding-off")
-    assert "net/ipv4/conf/out0/forwarding" in f"{finding['subject']} {finding['text']} {finding['cure']}"
-    assert finding["commands"] == []
-
-
 HEALTHY = {  # shell commands on a node without pods
     "disabled forwarding, which the first ADD enables": "sysctl -qw net/ipv4/ip_forward=0",
     "a route to a network that contains the pods' subnet": f"{UPLINK}; ip route add 10.0.0.0/8 via 192.0.2.2",
@@ -173,25 +164,6 @@ def test_interfaces_that_the_configuration_leaves_down(node, sandbox):
     assert list_problems(node.list_findings()) == []
 
 
-def test_duplicate_address(node, network, new_sandbox):
-    """Two running attachments with the same address are reported."""
-    first, second = new_sandbox(), new_sandbox()
-    node.attach(network, first)
-    node.attach(network.with_capabilities(portMappings=[]), second)
-    text = node.cache_file(network, second).read_text()
-    node.cache_file(network, second).write_text(text.replace("10.26.0.3/", "10.26.0.2/"))
-    assert node.find("address-twice")["subject"] == "10.26.0.2"
-
-
-def test_store_of_another_user(node):
-    """A store that does not belong to root is reported."""
-    node.add_sample("60-podman.conflist")
-    store = node.directory / "leases"
-    store.mkdir()
-    finding = node.find("store-unusable", before=f"chown 65534 {store}; trap 'chown root {store}' EXIT")
-    assert "belongs to user" in finding["text"]
-
-
 def test_file_in_place_of_a_store(node, network, sandbox):
     """A file in place of a store is one problem that names it, and the cache is still checked."""
     node.attach(network, sandbox)
@@ -232,25 +204,6 @@ def test_full_ranges(node, new_sandbox):
             assert node.find("range-nearly-full")["severity"] == "warning"
     assert [one["name"] for one in list_problems(node.list_findings())] == ["range-full"]
     assert node.find("range-full")["cure"] == 'set a larger "subnet" in /etc/cni/net.d/10-small.conflist'
-
-
-def test_default_route_is_never_deleted(node, network, sandbox):
-    """If the default route is the only route to a pod, no printed command deletes it."""
-    node.attach(network, sandbox)
-    node.host.run("sh", "-ec", f"{UPLINK}; ip address flush dev cni4")
-    assert not any("route del" in one["cure"] for one in node.list_findings())
-    node.run_fix(node.find("gateway-missing"))
-    assert list_problems(node.list_findings()) == []
-
-
-def test_route_of_an_uplink_address_is_never_deleted(node, network, sandbox):
-    """For the kernel's route of an uplink address, the overlap is reported and no command deletes the route."""
-    node.attach(network, sandbox)
-    shell = f"{UPLINK}; ip address flush dev out0; ip address add 10.26.0.100/25 dev out0"
-    node.host.run("sh", "-ec", shell)
-    finding = node.find("pod-routed-elsewhere")
-    assert finding["cure"].startswith('"out0" has an address in 10.26.0.0/25')
-    assert finding["commands"] == []
 
 
 def test_fix_gives_a_recreated_bridge_the_address_that_pods_know(node, sandbox):

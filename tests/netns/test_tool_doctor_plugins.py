@@ -47,17 +47,6 @@ def test_net_d_of_a_node_of_kubernetes(node):
     assert finding["cure"].startswith("podwire install --conf --node node.json, where ")
 
 
-def test_two_networks_with_one_subnet(node):
-    """Two networks that allocate addresses of one subnet are reported with both files."""
-    node.add_bridge()
-    node.add_bridge("others", "10.9.0.128/25", bridge="cni1")
-    text = node.find("subnets-overlap")["text"]
-    assert "10-others.conflist" in text
-    assert "10-pods.conflist" in text
-    node.add_bridge("others", "10.9.1.0/24", bridge="cni1")
-    assert list_problems(node.list_findings()) == []
-
-
 def test_missing_plugin(node):
     """A plugin of podwire that is in no plugin directory is reported with the command that installs it."""
     node.add_bridge()
@@ -116,13 +105,6 @@ def test_error_of_a_plugins_status(node):
     assert finding["cure"] == 'remove "hairpinMode" or "promiscMode"'
 
 
-def test_missing_iptables(node):
-    """A network that needs iptables is not ready on a node without iptables."""
-    node.add_bridge(ipMasq=True, ipMasqBackend="iptables")
-    hidden = "mount -t tmpfs podwire /usr/sbin; mount -t tmpfs podwire /sbin"
-    assert "iptables-restore is not installed" in node.find("not-ready", before=hidden)["text"]
-
-
 def test_status_of_a_foreign_plugin(node):
     """STATUS of another vendor's plugin is run if the network's version has it, and its error is reported."""
     answer = {"cniVersion": "1.1.0", "code": 50, "msg": "no uplink", "details": "plug it in"}
@@ -147,15 +129,6 @@ def test_plugin_without_an_answer_to_status(node, in_version):
     problems = [one for one in node.list_findings() if one["severity"] == "problem"]
     expected = ("plugin-not-starting", "VERSION") if in_version else ("not-ready", "STATUS")
     assert [(one["name"], f"does not answer {expected[1]}" in one["text"]) for one in problems] == [(expected[0], True)]
-
-
-def test_remains_of_another_cni(node):
-    """An interface of flannel that no network uses is a note."""
-    node.add_bridge()
-    node.host.ip("link", "add", "flannel.1", "type", "bridge")
-    finding = node.find("other-cni")
-    assert (finding["subject"], finding["severity"]) == ("flannel", "note")
-    assert list_problems(node.list_findings()) == []
 
 
 @pytest.mark.parametrize(
