@@ -76,16 +76,6 @@ def test_link_local_gateway_is_no_fault(node, sandbox, shell):
     assert list_problems(node.list_findings()) == []
 
 
-@pytest.mark.needs("nft_inet")
-def test_chain_that_may_accept_is_no_problem(node, sandbox):
-    """A chain that drops what an earlier rule may accept is no problem."""
-    node.attach(node.add_sample("60-podman.conflist"), sandbox)
-    rules = "add table inet f; add chain inet f c { type filter hook forward priority 0; policy drop; };"
-    node.host.run("nft", rules + "add rule inet f c limit rate 10/second accept")
-    assert node.find("forward-policy")["severity"] == "note"
-    assert list_problems(node.list_findings()) == []
-
-
 @pytest.mark.needs("nft_inet", "ifb", "tbf")
 def test_policy_at_routed_veths(node, sandbox):
     """The printed command for a policy that drops the packets of ptp's pods ends the fault."""
@@ -184,15 +174,6 @@ def test_attachments_without_check_are_counted(node, sandbox):
     assert list_problems(node.list_findings()) == []
     shown = node.podwire("show", f"--data-dir={node.directory}/leases")
     assert (shown.returncode, "not checked" in shown.stdout) == (0, True), shown
-
-
-def test_running_pods_of_a_network_without_a_file(node, network, sandbox):
-    """Running pods whose network's file was removed from net.d are a note."""
-    node.attach(network, sandbox)
-    node.add_sample("10-podwire.conflist")
-    (node.conf / "60-podman.conflist").unlink()
-    assert node.find("network-not-configured")["subject"] == "podwire-podman"
-    assert list_problems(node.list_findings()) == []
 
 
 def test_full_ranges(node, new_sandbox):

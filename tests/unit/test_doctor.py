@@ -1,7 +1,6 @@
 """The doctor's pure functions, faults that cannot occur in a test namespace, and its manual."""
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -115,15 +114,6 @@ def test_file_system_of_a_store(node, monkeypatch, kind, name):
     """A store on a network file system is a warning, and one in memory a note."""
     monkeypatch.setattr(addresses, "get_file_system", lambda directory: kind)
     assert [one.name for one in run_check(node, "stores")] == [name] * bool(name)
-
-
-@pytest.mark.parametrize(("ahead_s", "is_reported"), [(0, False), (3600, True)])
-def test_clock_that_was_set_back(node, tmp_path, ahead_s, is_reported):
-    """A cache file with a time in the future is a note about the clock."""
-    entry = write_cache_entry(tmp_path, netns="/absent")
-    os.utime(entry, (time.time() + ahead_s,) * 2)
-    assert [one.name for one in run_check(node, "clock")] == ["clock-set-back"] * is_reported
-    assert [one.name for one in run_check(node, "cache")] == ["dead-attachments"]
 
 
 def test_printed_commands_have_the_directory_options(node):
