@@ -18,7 +18,10 @@ CACHE_DIR = "/var/lib/cni"
 
 
 class Layer(NamedTuple):
-    """A layer: `cache_dir` has libcni's `results`; `source` is the file that configures Multus, "" for a runtime."""
+    """A layer: `cache_dir` has libcni's `results`; `source` is "" for a runtime.
+
+    For Multus `source` is the file that configures it, or `cache_dir` if Multus saves its pods' networks there.
+    """
 
     cache_dir: str = CACHE_DIR
     source: str = ""
@@ -33,11 +36,12 @@ RUNTIME = Layer()
 
 
 def read_layers(conf_dir: str, cache_dirs: Iterable[str]) -> tuple[Layer, ...]:
-    """Returns the runtimes' layers, whose caches are `cache_dirs`, and those of Multus, which net.d configures.
+    """Returns the layers whose caches are `cache_dirs`, and those of Multus, which net.d configures.
 
+    One of `cache_dirs` is Multus' if Multus saves files there: the daemon's "cniDir" is not always in net.d.
     A net.d that cannot be read has no Multus here; its readers report the reason.
     """
-    layers = {os.path.normpath(path): Layer(path) for path in cache_dirs}
+    layers = {os.path.normpath(path): Layer(path, path if any(multus.list_saved(path)) else "") for path in cache_dirs}
     with suppress(CniError):
         for file in networks.read_directory(conf_dir):
             if file.network and (plugin := multus.find_multus(file.network.plugins)):

@@ -15,6 +15,7 @@ from process import files
 
 _TYPES = ("multus", "multus-shim")  # thin; thick, whose daemon runs the plugins
 _CACHE_DIR = "/var/lib/cni/multus"
+_CONF_DIR = "/etc/cni/multus/net.d"
 _HOST = "/host"  # where the daemon of thick mode has the node's root
 
 
@@ -24,8 +25,9 @@ def find_multus(plugins: Iterable[Mapping[str, object]]) -> Mapping[str, object]
 
 
 def cache_dir(multus: Mapping[str, object]) -> str:
-    """Returns the directory that has the `results` of the delegates."""
-    return str(multus.get("cniDir") or _CACHE_DIR)
+    """Returns the directory that has the `results` of the delegates; runtimes start Multus in /."""
+    path = multus.get("cniDir")
+    return os.path.join("/", path) if path and isinstance(path, str) else _CACHE_DIR
 
 
 def list_delegates(multus: Mapping[str, object]) -> Iterator[tuple[int, Mapping[str, object]]]:
@@ -38,11 +40,17 @@ def list_delegates(multus: Mapping[str, object]) -> Iterator[tuple[int, Mapping[
         yield from ((number, item) for number, item in enumerate(listed) if isinstance(item, dict))
 
 
-def cluster_network_file(multus: Mapping[str, object]) -> str:
-    """Returns the path of the file that "clusterNetwork" names, "" if it names none on this node."""
-    path = str(multus.get("clusterNetwork") or "")
-    candidates = (path, path.removeprefix(_HOST)) if os.path.isabs(path) else ()
-    return next((one for one in candidates if os.path.isfile(one)), "")
+def find_cluster_network(multus: Mapping[str, object]) -> tuple[str, str]:
+    """Returns the file or directory of the network that "clusterNetwork" names, and its name, "" for the first one.
+
+    As in Multus the value is a path, or the name of a network in "confDir". The path is "" if it does not exist.
+    """
+    value = multus.get("clusterNetwork")
+    if not value or not isinstance(value, str):
+        return "", ""
+    name = "" if os.path.isabs(value) else value
+    path = str(multus.get("confDir") or _CONF_DIR) if name else value
+    return next((one for one in (path, path.removeprefix(_HOST)) if os.path.exists(one)), ""), name
 
 
 def list_saved(directory: str) -> Iterator[bytes]:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from cni import gojson, versions
 from cni.conf import LISTED_AT, VALID_NAME, Attachment, NetConf
@@ -45,6 +47,11 @@ class Network:
         """The capabilities that at least one of `plugins` declares, each once."""
         names = (name for plugin in self.plugins for name in _declared(plugin))
         return list(dict.fromkeys(names))
+
+    @cached_property
+    def segment(self) -> tuple[object, ...]:
+        """The kind of its interfaces, and the host's bridge or master and the VLAN that connect them."""
+        return tuple(self.plugins[0].get(key) for key in ("type", "bridge", "master", "vlan", "vlanId"))
 
     def build_config(
         self,
@@ -103,12 +110,12 @@ def read_directory(directory: str) -> tuple[NetworkFile, ...]:
     Raises CniError(5) for a directory that cannot be read.
     """
     try:
-        names = sorted(name for name in os.listdir(directory) if name.endswith(SUFFIXES))
+        paths = _list_files(directory)
     except FileNotFoundError:
         return ()
     except OSError as error:
         raise CniError(Code.IO_FAILURE, f"cannot read {directory}: {error.strerror}") from error
-    network_files = tuple(read_file(os.path.join(directory, name)) for name in names)
+    network_files = tuple(map(read_file, paths))
     return tuple(
         replace(file, delegates=tuple(one for one in file.delegates if not _is_copy(one, network_files)))
         for file in network_files
@@ -123,16 +130,31 @@ def with_delegates(network_files: Iterable[NetworkFile]) -> Iterator[NetworkFile
 
 
 def read_file(path: str) -> NetworkFile:
-    """Reads one file; an error becomes its `problem`."""
+    """Reads one file, and what Multus delegates to; an error becomes its `problem`."""
+    file = _read_alone(path)
+    return replace(file, delegates=tuple(_read_delegates(file.network))) if file.network else file
+
+
+def _read_alone(path: str) -> NetworkFile:
     try:
-        network = parse(files.read(path, gojson.MAX_BYTES), path)
-        return NetworkFile(path, network, delegates=tuple(_read_delegates(network)))
+        return NetworkFile(path, parse(files.read(path, gojson.MAX_BYTES), path))
     except OSError as error:
         return NetworkFile(path, problem=CniError(Code.IO_FAILURE, f"cannot be read: {error.strerror}"))
     except ValueError as error:
         return NetworkFile(path, problem=CniError(Code.DECODING_FAILURE, str(error)))
     except CniError as error:
         return NetworkFile(path, problem=error)
+
+
+def read_cluster_network(plugin: Mapping[str, object]) -> list[NetworkFile]:
+    """Returns the file that "clusterNetwork" means; [] if there is none: then a NetworkAttachmentDefinition has it."""
+    path, name = multus.find_cluster_network(plugin)
+    if os.path.isfile(path):
+        return [_read_alone(path)]
+    with suppress(OSError):
+        listed = [_read_alone(one) for one in _list_files(path)]
+        return [file for file in listed if file.network and name in ("", file.network.name)][:1]
+    return []
 
 
 def parse(text: bytes, path: str) -> Network:
@@ -204,14 +226,17 @@ def _read_delegates(network: Network) -> Iterator[NetworkFile]:
     plugin = multus.find_multus(network.plugins)
     if plugin is None:
         return
-    if path := multus.cluster_network_file(plugin):
-        yield read_file(path)
+    yield from read_cluster_network(plugin)
     for number, items in multus.list_delegates(plugin):
         try:
             yield NetworkFile(network.path, replace(build(items, ""), path=network.path))
         except CniError as error:
             problem = CniError(error.code, f"delegates[{number}]: {error.msg}", error.details)
             yield NetworkFile(network.path, problem=problem)
+
+
+def _list_files(directory: str) -> list[str]:
+    return [os.path.join(directory, name) for name in sorted(os.listdir(directory)) if name.endswith(SUFFIXES)]
 
 
 def _is_copy(delegate: NetworkFile, network_files: Iterable[NetworkFile]) -> bool:

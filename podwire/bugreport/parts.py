@@ -129,7 +129,7 @@ class Sources:
     def _commands(self) -> Iterator[ReportPart]:
         """Yields the output of the tool's own commands, for readers and for programs."""
         conf = f"--conf-dir={self.directories.conf_dir}"
-        cache = [f"--cache-dir={layer.cache_dir}" for layer in self.directories.layers if not layer.source]
+        cache = [f"--cache-dir={layer.cache_dir}" for layer in self.directories.layers]
         data, plugins = f"--data-dir={self.directories.data_dir}", f"--bin-dir={':'.join(self.bin_dirs)}"
         for name, words in {
             "doctor": ["doctor", "--all", conf, *cache, plugins],

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cni import gojson
 from cni.errors import CniError, Code
-from podwire import multus
+from podwire import multus, networks
 from podwire.lint import source
 from podwire.lint.entry import PluginEntry
 from podwire.lint.source import LintSeverity, SourceFile
@@ -33,15 +33,25 @@ class Delegate(NamedTuple):
 def check(file: SourceFile, check_network: _Check) -> list[Delegate]:
     """Checks the delegates in a file, each with `check_network`; returns them."""
     delegates = [Delegate(one, check_network(one)[0]) for one in source.list_delegates(file)]
-    if file.network and file.root:
-        for delegate in delegates[:1]:  # only the cluster's network gets what the runtime passes
-            for name in delegate.file.network.capabilities if delegate.file.network else ():
-                if name not in file.network.capabilities:
-                    text = f'the delegate declares the capability "{name}", and Multus does not'
-                    hint = f'the runtime passes it to Multus only; write "capabilities": {{"{name}": true}} here, too'
-                    lost = _LOST.get(name, "what it carries is")
-                    file.root.add(LintSeverity.WARNING, "capabilities", f"{text}: {lost} silently lost", hint)
+    plugin = multus.find_multus(file.network.plugins) if file.network else None
+    if plugin is not None:
+        if plugin["type"] == "multus" and not (plugin.get("delegates") or plugin.get("clusterNetwork")):
+            text = 'it has neither "delegates" nor "clusterNetwork": Multus refuses every pod'
+            file.add(LintSeverity.ERROR, text, 'write the network of eth0 into "delegates"')
+        listed = [delegate.file.network for delegate in delegates]
+        listed += [one.network for one in networks.read_cluster_network(plugin)]
+        _check_capabilities(file, listed[0] if listed else None)
     return delegates
+
+
+def _check_capabilities(file: SourceFile, cluster: Network | None) -> None:
+    """Adds a warning for each capability that only the cluster's network declares: it alone gets the runtime's."""
+    for name in cluster.capabilities if cluster else ():
+        if file.network and file.root and name not in file.network.capabilities:
+            text = f'the delegate declares the capability "{name}", and Multus does not'
+            hint = f'the runtime passes it to Multus only; write "capabilities": {{"{name}": true}} here, too'
+            lost = _LOST.get(name, "what it carries is")
+            file.root.add(LintSeverity.WARNING, "capabilities", f"{text}: {lost} silently lost", hint)
 
 
 def check_order(files: Sequence[SourceFile], winner: SourceFile | None) -> None:
@@ -52,6 +62,23 @@ def check_order(files: Sequence[SourceFile], winner: SourceFile | None) -> None:
             text = f"Kubernetes' runtimes use {winner.path}, the first file by name, and not this one: {what}"
             hint = "move one out of the directory" if _is_multus(winner.network) else "rename it to 00-multus.conf"
             one.root.add(LintSeverity.WARNING, "name", text, hint)
+
+
+def check_cluster_network(files: Iterable[SourceFile]) -> None:
+    """Adds a finding to each file of Multus whose "clusterNetwork" is no network on this node."""
+    for file in files:
+        plugin = multus.find_multus(file.network.plugins) if file.network else None
+        if plugin is None or not plugin.get("clusterNetwork") or networks.read_cluster_network(plugin):
+            continue
+        value = f'"clusterNetwork" is {plugin["clusterNetwork"]}'
+        is_path = str(plugin["clusterNetwork"]).startswith("/")
+        if is_path and plugin["type"] == "multus":  # a daemon in a container may see other directories
+            hint = "name a file or directory that has the network of eth0"
+            file.add(LintSeverity.WARNING, f"{value}, which has no network: Multus refuses every pod", hint)
+        else:
+            where = "this node does not have it" if is_path else 'no file in "confDir" has it'
+            hint = "if it is a NetworkAttachmentDefinition, check it with --nad"
+            file.add(LintSeverity.NOTE, f"{value}, and {where}: the network of eth0 is not checked", hint)
 
 
 def select_other(delegates: Iterable[Delegate], files: Iterable[SourceFile]) -> Iterator[PluginEntry]:

@@ -1,5 +1,6 @@
 """Layers below the runtime: Multus' configuration in net.d, its delegates and cache; flannel's delegate and file."""
 
+import base64
 import json
 from pathlib import Path
 
@@ -28,6 +29,8 @@ def multus(**keys):
     [
         ({}, "/var/lib/cni/multus"),
         ({"cniDir": "/srv/multus"}, "/srv/multus"),
+        ({"cniDir": "srv/multus"}, "/srv/multus"),
+        ({"cniDir": 5}, "/var/lib/cni/multus"),
         ({"type": "multus-shim"}, "/var/lib/cni/multus"),
     ],
 )
@@ -37,6 +40,17 @@ def test_multus_cache_is_that_of_its_configuration(tmp_path, keys, expected):
     path.write_text(multus(**keys))
     assert read_layers(str(tmp_path), ["/a", "/b"]) == (Layer("/a"), Layer("/b"), Layer(expected, str(path)))
     assert read_layers(str(tmp_path / "none"), ["/a"]) == (Layer("/a"),)
+
+
+def test_named_cache_of_multus(tmp_path):
+    """A cache that the command line names is Multus' if Multus saves the pods' networks in it."""
+    saved = [{"Bytes": base64.b64encode(json.dumps(CLUSTER).encode()).decode()}]
+    for name, text in (("pod", json.dumps(saved)), ("damaged", "["), ("other", '{"Bytes": "e30="}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0123").write_text(text)
+    paths = [str(tmp_path / name) for name in ("other", "pod", "damaged")]
+    sources = ["", paths[1], ""]
+    assert read_layers(str(tmp_path / "none"), paths) == tuple(map(Layer, paths, sources))
 
 
 def test_delegates_are_networks(tmp_path):
@@ -70,6 +84,32 @@ def test_cluster_network_of_a_file(tmp_path, prefix):
     (conf_dir / "00-multus.conf").write_text(multus(**keys))
     (file,) = networks.read_directory(str(conf_dir))
     assert [one.network.name for one in file.delegates if one.network] == ["cluster"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        ({"clusterNetwork": "cluster", "confDir": "{}/multus.d"}, ["cluster"]),
+        ({"clusterNetwork": "other", "confDir": "{}/multus.d"}, ["other"]),
+        ({"clusterNetwork": "absent", "confDir": "{}/multus.d"}, []),
+        ({"clusterNetwork": "{}/multus.d"}, ["other"]),
+        ({"clusterNetwork": "/host{}/multus.d"}, ["other"]),
+        ({"clusterNetwork": "{}/net.d/00-multus.conf"}, ["multus-cni-network"]),
+        ({"clusterNetwork": "{}/absent"}, []),
+        ({"clusterNetwork": 5}, []),
+    ],
+)
+def test_cluster_network_of_a_directory(tmp_path, keys, names):
+    """A clusterNetwork is the first network of a directory, or one of "confDir" by name; a cycle ends."""
+    for directory in ("net.d", "multus.d"):
+        (tmp_path / directory).mkdir()
+    (tmp_path / "multus.d" / "05-broken.conflist").write_text(json.dumps(BROKEN))
+    (tmp_path / "multus.d" / "10.conflist").write_text(json.dumps({**CLUSTER, "name": "other"}))
+    (tmp_path / "multus.d" / "20.conflist").write_text(json.dumps(CLUSTER))
+    keys = {key: value.format(tmp_path) if isinstance(value, str) else value for key, value in keys.items()}
+    (tmp_path / "net.d" / "00-multus.conf").write_text(multus(**keys))
+    file = networks.read_file(str(tmp_path / "net.d" / "00-multus.conf"))
+    assert [one.network.name for one in file.delegates if one.network] == names
 
 
 @pytest.fixture

@@ -65,6 +65,27 @@ def test_capability_that_multus_does_not_repeat(tmp_path):
     assert "host ports are silently lost" in text
 
 
+@pytest.mark.parametrize(
+    ("keys", "severity", "text"),
+    [
+        ({"clusterNetwork": "{}/cluster.d", "capabilities": {}}, "warning", "host ports are silently lost"),
+        ({"clusterNetwork": "{}/absent"}, "warning", "which has no network"),
+        ({"clusterNetwork": "absent", "confDir": "{}"}, "note", "is not checked"),
+        ({"clusterNetwork": "/absent", "type": "multus-shim"}, "note", "this node does not have it"),
+        ({}, "error", "Multus refuses every pod"),
+    ],
+)
+def test_cluster_network_of_multus(tmp_path, keys, severity, text):
+    """Multus without a network for eth0 is a finding, and so is a capability that only the cluster's file declares."""
+    (tmp_path / "cluster.d").mkdir()
+    (tmp_path / "cluster.d" / "10.conflist").write_text(json.dumps(CLUSTER))
+    keys = {key: value.format(tmp_path) if isinstance(value, str) else value for key, value in keys.items()}
+    ((_, actual, words),) = list_findings(lint(tmp_path, f00_multus__conf=multus(**keys)))
+    assert (actual, text in words) == (severity, True), words
+    shim = lint(tmp_path, f00_multus__conf=multus(type="multus-shim"))
+    assert list_findings(shim) == []
+
+
 def test_multus_is_not_the_first_file(tmp_path):
     """Multus after another file is never run, and of two files of Multus only the first one."""
     linted = lint(tmp_path, f00_other__conflist=json.dumps(CLUSTER), f10_multus__conf=multus(CLUSTER))
