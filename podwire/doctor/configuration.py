@@ -190,7 +190,7 @@ def _is_podmans_default(one: CachedAttachment) -> bool:
 
 def _subnets(node: Node) -> Iterator[Finding]:
     for one, other in combinations(node.interfaces, 2):
-        if one.network.name == other.network.name:
+        if one.network.name == other.network.name or node.are_separate(one.network, other.network):
             continue
         for subnet in one.subnets:
             overlap = overlapping(subnet, other.subnets)

@@ -33,8 +33,7 @@ def missing_gateways(node: Node, item: Interface) -> list[Cidr]:
     assigned = {one.address.ip for addresses in node.addresses.values() for one in addresses}
     missing = {
         ip.gateway: with_prefix(ip.gateway, ip.address.network.prefixlen)
-        for one in node.running
-        if one.network_name == item.network.name
+        for one in node.list_attached(item)
         for ip in one.typed_result.ips
         if ip.gateway and ip.gateway not in assigned
     }

@@ -163,7 +163,7 @@ def _with_pods(node: Node) -> list[Interface]:
 
 def _versions(node: Node, item: Interface) -> frozenset[int]:
     """Returns the IP versions of a network's ranges and of its running pods."""
-    ips = (ip for one in node.running if one.network_name == item.network.name for ip in one.typed_result.ips)
+    ips = (ip for one in node.list_attached(item) for ip in one.typed_result.ips)
     return item.versions | {ip.address.version for ip in ips}
 
 

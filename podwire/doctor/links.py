@@ -104,7 +104,7 @@ def _bridges(node: Node) -> Iterator[Finding]:
 
 def _ports(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
     lost: list[tuple[Link, str]] = []
-    for one in _pods(node, item):
+    for one in node.list_attached(item):
         interfaces = one.typed_result.interfaces
         has_container_veth = any(interface.sandbox for interface in interfaces)
         for interface in interfaces:
@@ -158,7 +158,7 @@ def _mac(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
     if read_text(f"{about}/ifindex").strip() != str(bridge.index):
         return
     if read_text(f"{about}/addr_assign_type").strip() != _ADDRESS_IS_SET:
-        interfaces = (interface for one in _pods(node, item) for interface in one.typed_result.interfaces)
+        interfaces = (interface for one in node.list_attached(item) for interface in one.typed_result.interfaces)
         on_host = (interface for interface in interfaces if interface.name == bridge.name and not interface.sandbox)
         known = next((interface.mac for interface in on_host if interface.mac), "")
         fix = Run(f"ip link set {quote(bridge.name)} address {known or bridge.mac}")
@@ -211,8 +211,7 @@ def _mtu(node: Node) -> Iterator[Finding]:
     for item in node.interfaces:
         names = {
             interface.name
-            for one in node.running
-            if one.network_name == item.network.name
+            for one in node.list_attached(item)
             for interface in one.typed_result.interfaces
             if not interface.sandbox
         }
@@ -234,12 +233,12 @@ def _mtu(node: Node) -> Iterator[Finding]:
 
 def _duplicates(node: Node) -> Iterator[Finding]:
     host = {one.address.ip: (one.address, index) for index, assigned in node.addresses.items() for one in assigned}
-    seen: dict[object, str] = {}
+    seen: dict[object, list[CachedAttachment]] = {}
     for one in node.running:
         if one.is_confined:
             continue
         for ip in one.typed_result.ips:
-            pod = f"{one.pod or one.attachment.container_id} {one.attachment.ifname}"
+            pod = _name(one)
             address = ip.address.ip
             present, index = host.get(address, (None, 0))
             link = node.link_of(index)
@@ -248,11 +247,22 @@ def _duplicates(node: Node) -> Iterator[Finding]:
                 if not link.flags & IFF_LOOPBACK:  # other machines may use it, or pods as their gateway
                     fix = f"remove the pod of {pod}; or, only if the host does not need the address: {fix}"
                 yield _DOUBLE.finding(str(address), f'{pod} has it, and so has the host on "{link.name}"', fix)
-            if address in seen and seen[address] != pod:
-                yield _DOUBLE.finding(
-                    str(address), f"{seen[address]} and {pod} both have it", f"remove the pod of {pod}"
-                )
-            seen[address] = pod
+            for other in [other for other in seen.get(address, ()) if _conflict(node, one, other)][-1:]:
+                is_same = one.attachment.container_id == other.attachment.container_id
+                fix = "give its networks other ranges, and create it again" if is_same else f"remove the pod of {pod}"
+                yield _DOUBLE.finding(str(address), f"{_name(other)} and {pod} both have it", fix)
+            seen.setdefault(address, []).append(one)
+
+
+def _name(one: CachedAttachment) -> str:
+    return f"{one.pod or one.attachment.container_id} {one.attachment.ifname}"
+
+
+def _conflict(node: Node, one: CachedAttachment, other: CachedAttachment) -> bool:
+    """Returns whether two attachments must not have one address; those of one pod never."""
+    if one.attachment.container_id == other.attachment.container_id:
+        return one.attachment != other.attachment
+    return not (one.network and other.network and node.are_separate(one.network, other.network))
 
 
 def _managed(node: Node) -> Iterator[Finding]:
@@ -301,10 +311,6 @@ def _files(directories: tuple[str, ...], suffix: str) -> Iterator[str]:
                 for name in sorted(os.listdir(directory)):
                     if name.endswith(suffix):
                         yield os.path.join(directory, name)
-
-
-def _pods(node: Node, item: Interface) -> list[CachedAttachment]:
-    return [one for one in node.running if one.network_name == item.network.name]
 
 
 def _with_pods(node: Node) -> list[Interface]:

@@ -137,15 +137,19 @@ class Node(NetworkFacts):
     def networks(self) -> tuple[Network, ...]:
         """The networks to check, sorted by path: those in net.d, of several with one name only the one that pods get.
 
-        Those of NetworkAttachmentDefinitions are known by Multus' running attachments.
+        Those of NetworkAttachmentDefinitions are known by Multus' running attachments: two Kubernetes namespaces may
+        have definitions with one name, and a definition may have changed since an ADD.
         """
         defined = {
-            one.network_name: replace(one.network, path=f"NetworkAttachmentDefinition {one.network_name}")
+            (one.network_name, one.network.segment): replace(
+                one.network, path=f"NetworkAttachmentDefinition {one.network_name}"
+            )
             for one in attachments.list_cached(self.layers)
             if one.layer.source and one.network and one.may_be_running
         }
-        merged = {**defined, **networks.by_name(self.files)}
-        selected = (network for name, network in merged.items() if self.network in ("", name))
+        further = (network for (name, _), network in defined.items() if name not in self.configured_names)
+        known = (*networks.by_name(self.files).values(), *further)
+        selected = (network for network in known if self.network in ("", network.name))
         return tuple(sorted(selected, key=lambda network: network.path))
 
     @cached_property
@@ -232,6 +236,20 @@ class Node(NetworkFacts):
         """Returns a network's attachments that may be running, but whose namespaces are missing at their paths."""
         running = (one for one in self.running if one.network_name == network and one.netns)
         return tuple(one for one in running if self.presence(one) is not Presence.HERE)
+
+    def list_attached(self, item: Interface) -> list[CachedAttachment]:
+        """Returns the attachments to a network that may be running, of a NetworkAttachmentDefinition as it is here."""
+        is_configured = item.network.name in self.configured_names
+        attached = (one for one in self.running if one.network_name == item.network.name)
+        return [
+            one for one in attached if is_configured or (one.network and one.network.segment == item.network.segment)
+        ]
+
+    def are_separate(self, one: Network, other: Network) -> bool:
+        """Returns whether two networks of Multus may have equal addresses: nothing on the host connects them."""
+        names = {one.name, other.name}
+        is_routed = any(item.routed for item in self.interfaces if item.network.name in names)
+        return not (is_routed or names & self.configured_names or one.segment == other.segment)
 
     def has_pods(self, network: str) -> bool:
         """Returns whether an attachment of the network may be running."""

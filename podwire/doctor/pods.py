@@ -63,8 +63,8 @@ def attachment_key(one: CachedAttachment) -> str:
 @lru_cache(maxsize=1)
 def list_pods(node: Node) -> list[VethPod]:
     """Returns the running attachments to bridge and ptp networks; computed once, as every check needs them."""
-    items = {item.network.name: item for item in node.interfaces}
-    return [_pod(node, items[one.network_name], one) for one in node.running if one.network_name in items]
+    items = {one.path: item for item in node.interfaces for one in node.list_attached(item)}
+    return [_pod(node, items[one.path], one) for one in node.running if one.path in items]
 
 
 def is_of_same_container(node: Node, pod: VethPod, mac: bytes) -> bool:
