@@ -108,7 +108,10 @@ def describe_left_out(topology: Topology, pods: Sequence[Pod]) -> Iterator[str]:
         names = ", ".join(second)
         yield f"{names}: DNS, and pods of other networks (only the networks of default routes are connected)"
     for network in dict.fromkeys(pod.network for pod in pods):
-        kinds = {_interface_type(topology.cached(pod)) for pod in pods if pod.network == network} & _OPEN_ENDED.keys()
+        attached = [one for one in pods if one.network == network]
+        if any(not _is_on_segment(topology, attached[0], other) for other in attached):
+            yield f"{network}: between pods with different definitions of it (another bridge or master)"
+        kinds = {_interface_type(topology.cached(pod)) for pod in attached} & _OPEN_ENDED.keys()
         yield from (f"{network}: pod to pod ({_OPEN_ENDED[kind]})" for kind in kinds)
 
 
@@ -239,17 +242,30 @@ def _query_paths(pod: Pod, place: PodPlace) -> Iterator[Path]:
 
 def _peers(topology: Topology, pod: Pod) -> Iterator[Pod]:
     """Yields the pod after this one in its network, and the first of each other network."""
-    same = [other for other in topology.pods if other.network == pod.network and other.attachment != pod.attachment]
+    in_network = (other for other in topology.pods if other.network == pod.network)
+    others = (other for other in in_network if other.attachment != pod.attachment)
+    same = [other for other in others if _is_on_segment(topology, pod, other)]
     later = [other for other in same if other.attachment > pod.attachment]
     yield from (later or same)[:1]
     connected = topology.default_attachments
     if pod not in connected:
         return
     reachable = (other for other in reversed(topology.pods) if other in connected)
-    others = {other.network: other for other in reachable if other.network != pod.network}
-    for other in others.values():
+    first_pods = {other.network: other for other in reachable if other.network != pod.network}
+    for other in first_pods.values():
         if other.attachment.container_id != pod.attachment.container_id and other.kind == pod.kind == "veth":
             yield other
+
+
+def _is_on_segment(topology: Topology, pod: Pod, other: Pod) -> bool:
+    """Returns whether one network connects two attachments to networks of one name; the node connects its default ones.
+
+    Two Kubernetes namespaces may have definitions with one name, and a definition may have changed since an ADD.
+    """
+    one, two = topology.cached(pod), topology.cached(other)
+    if pod in topology.default_attachments or not (one and one.network and two and two.network):
+        return True
+    return one.network.segment == two.network.segment
 
 
 def _may_reach(one: CachedAttachment | None, other: CachedAttachment | None, *, same: bool) -> bool:
