@@ -29,6 +29,7 @@ UNREAD_FIX = (
     "--container-id ID` and `podwire add` with the same arguments, which writes the entry again; delete the file only "
     "if the container is no longer running"
 )
+UNDELEGATED_FIX = "set Multus' cache with --cache-dir, or delete and create the pod again"
 _CACHE_HINT = "set the runtime's cache with --cache-dir"
 
 

@@ -23,7 +23,6 @@ from podwire.verbs.network_list import PluginRunner
 from podwire.verbs.running_attachments import RunningAttachments
 
 _LISTED = 5  # released addresses
-_UNDELEGATED_HINT = "set Multus' cache with --cache-dir, or delete and create the pod again"
 
 
 def _gc(context: Context, options: Namespace) -> Status:
@@ -121,7 +120,9 @@ def _require_readable_caches(layers: tuple[Layer, ...], known: list[CachedAttach
     """Raises CniError(5) when a file of the caches cannot be read: GC would remove its attachment."""
     attachments.require_existing(layers)
     if missing := attachments.describe_undelegated(attachments.list_cached(layers)):
-        raise CniError(Code.IO_FAILURE, f"{missing[0]}: its attachments would count as garbage", _UNDELEGATED_HINT)
+        raise CniError(
+            Code.IO_FAILURE, f"{missing[0]}: its attachments would count as garbage", attachments.UNDELEGATED_FIX
+        )
     if unread := attachments.list_unreadable(layers, known, network):
         msg = f"cannot read {unread[0]}: its attachment would count as garbage"
         raise CniError(Code.IO_FAILURE, msg, attachments.UNREAD_FIX)

@@ -222,6 +222,35 @@ def test_gc_keeps_everything_without_multus_cache(node, pods, storage):
         done = node.podwire("gc", network, "--all")
         assert (done.returncode, "its attachments would count as garbage" in done.stderr) == (3, True), done
     assert show(node)["complete"] is False
+    (gap,) = [one for one in node.list_findings() if "its cache has no entry" in one["text"]]
+    assert (gap["group"], gap["cure"].startswith("set Multus' cache with --cache-dir")) == ("runtime", True)
+    done = node.podwire("repair", "--dry-run")
+    assert (done.returncode, "not repaired: the networks of container " in done.stdout) == (1, True), done
+
+
+def test_definitions_with_one_name(node, storage, new_sandbox):
+    """Pods of two definitions with one name are judged by their bridges: no interface is moved, no path tested."""
+    other = node.bridge("storage", "10.66.0.0/24", bridge="br-other")
+    for network, name in ((storage, "a"), (other, "b"), (other, "c")):
+        node.run_pod(new_sandbox(), network, name=name)
+    assert node.list_findings() == []
+    document = node.test()
+    assert {one["state"] for one in document["paths"]} <= {"ok", "slow"}, document
+    peers = {
+        one["destination"] for one in document["paths"] if (one["network"], one["path"]) == ("storage", "pod-to-pod")
+    }
+    assert peers == {"10.66.0.2", "10.66.0.3"}
+    assert "storage: between pods with different definitions of it (another bridge or master)" in document["leftOut"]
+
+
+def test_equal_addresses_on_separate_networks(node, storage, new_sandbox):
+    """Two second networks without the host may have one range; on one bridge, or in one pod, it is a problem."""
+    twin, shared = node.bridge("twin", "10.56.0.0/24"), node.bridge("shared", "10.56.0.0/24", bridge="br-storage")
+    node.run_pod(new_sandbox(), storage, name="a")
+    node.run_pod(new_sandbox(), twin, name="b")
+    assert node.list_findings() == []
+    node.run_pod(new_sandbox(), shared, name="c")
+    assert {one["name"] for one in node.list_findings()} >= {"address-twice", "subnets-overlap"}
 
 
 def test_check_of_a_network_with_a_foreign_ipam_plugin(node, new_sandbox):
