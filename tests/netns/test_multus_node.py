@@ -228,6 +228,27 @@ def test_gc_keeps_everything_without_multus_cache(node, pods, storage):
     assert (done.returncode, "not repaired: the networks of container " in done.stdout) == (1, True), done
 
 
+@pytest.mark.parametrize("lost", ["", "file", "cache"])
+def test_gc_of_the_agent_keeps_pods_of_multus(node, pods, lost):
+    """The agent's `podwire gc` keeps the running pods of Multus, also without its file or its cache."""
+    node.configure("10-cluster.conflist", node.cluster.config)
+    if lost == "file":
+        (node.directory / "net.d" / "00-multus.conf").unlink()
+    for path in node.delegates.glob("results/*") if lost == "cache" else ():
+        path.unlink()
+    leases = node.directory / "leases" / "cluster"
+    for path in leases.glob("10.*"):
+        os.utime(path, (0, 0))  # no longer a new reservation
+
+    def state():
+        names = sorted(path.name for path in leases.glob("10.*"))
+        return names, links(node.host), node.host.run("nft", "list", "ruleset")
+
+    before = state()
+    assert node.podwire("gc", "cluster").returncode == (3 if lost else 0)
+    assert (len(before[0]), before) == (2, state())
+
+
 def test_definitions_with_one_name(node, storage, new_sandbox):
     """Pods of two definitions with one name are judged by their bridges: no interface is moved, no path tested."""
     other = node.bridge("storage", "10.66.0.0/24", bridge="br-other")
