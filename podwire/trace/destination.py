@@ -66,6 +66,7 @@ def build_flow(
         which = f"IPv{version} " if version else ""
         msg = f'"{desired.host or NODE_NAME}" has no {which}address that {source.name} could send to'
         raise CniError(Code.INVALID_NETWORK_CONFIG, msg)
+    source = _place_toward(topology, source, address)
     local = source_address(source, address)
     if local is None:
         msg = f"{source.name} has no IPv{address.version} address"
@@ -82,6 +83,14 @@ def source_address(source: Place, destination: Address) -> Address | None:
     chosen = fib.source_for(source.socket, destination) or source.usable_address(destination.version)
     is_scoped = chosen is not None and chosen.version == 6 and chosen.is_link_local
     return None if is_scoped else chosen  # a link-local address cannot be bound without its interface
+
+
+def _place_toward(topology: Topology, source: Place, address: Address) -> Place:
+    """Returns the attachment of a pod in whose subnet an address is: the pod sends from there. Otherwise `source`."""
+    if not isinstance(source, PodPlace) or source.is_on_link(address):
+        return source
+    same = (pod for pod in topology.pods if pod.attachment.container_id == source.pod.attachment.container_id)
+    return next((place for place in map(topology.place, same) if place.is_on_link(address)), source)
 
 
 def _target(

@@ -177,6 +177,12 @@ def test_the_default_network_carries_the_default_route(node, host, new_sandbox):
     assert document["leftOut"][0].startswith("cluster: ")
 
 
+def test_trace_sends_from_the_interface_in_the_subnet(node, pods):
+    """A packet to an address of the second network has the source address that the pod's kernel would choose."""
+    assert node.trace("a", "10.56.0.3")["packet"]["source"] == "10.56.0.2"
+    assert node.trace("a", "10.22.0.3")["packet"]["source"] == "10.22.0.2"
+
+
 def leave(node, pod):
     """Deletes a pod's namespace behind the back of runtime and Multus, as a reboot does."""
     delete_and_wait(pod, node.host)
