@@ -29,7 +29,7 @@ UNREAD_FIX = (
     "--container-id ID` and `podwire add` with the same arguments, which writes the entry again; delete the file only "
     "if the container is no longer running"
 )
-UNDELEGATED_FIX = "set Multus' cache with --cache-dir, or delete and create the pod again"
+MISSING_DELEGATES_FIX = "set Multus' cache with --cache-dir, or delete and create the pod again"
 _CACHE_HINT = "set the runtime's cache with --cache-dir"
 
 
@@ -73,7 +73,7 @@ class CachedAttachment:
 
     @property
     def is_of_multus(self) -> bool:
-        """Whether its network is Multus, whose delegates' attachments describe the same interface."""
+        """Whether its network is Multus itself; the attachment of a delegate then describes the same interface."""
         return self.network is not None and multus.find_multus(self.network.plugins) is not None
 
     @property
@@ -103,7 +103,7 @@ class CachedAttachment:
 def list_cached(layers: Sequence[Layer], network: str = "") -> list[CachedAttachment]:
     """Returns the attachments of `network`, or ("") of all, in the order of the layers and of their files' names.
 
-    An interface is listed once: not as an attachment of Multus if that of its delegate is in Multus' cache.
+    Each interface is listed once: an attachment of Multus is left out if Multus' cache has that of its delegate.
     """
     cached = _read_all(layers, network)
     if not any(one.is_of_multus for one in cached):
@@ -196,8 +196,8 @@ def list_unreadable(layers: Iterable[Layer], cached: Iterable[CachedAttachment],
     return [path for path in paths if read(path) is None and os.path.lexists(path)]
 
 
-def describe_undelegated(known: Iterable[CachedAttachment]) -> list[str]:
-    """Returns a description of the attachments behind Multus that no cache has, [] for none."""
+def describe_missing_delegates(known: Iterable[CachedAttachment]) -> list[str]:
+    """Returns a description of the containers that Multus attached, but whose networks no cache has; [] for none."""
     ids = [one.attachment.container_id for one in known if one.is_of_multus and one.may_be_running]
     more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
     return [f"the networks of container {ids[0]}{more}: Multus attached it, and its cache has no entry"] if ids else []

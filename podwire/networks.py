@@ -90,7 +90,7 @@ class Network:
 class NetworkFile:
     """A file of net.d: its network, or the problem that keeps runtimes from using it.
 
-    `delegates` are the networks inside it that Multus attaches pods to, but not those that another file also defines.
+    `delegates` are the networks to which Multus attaches pods by this file, without those that are files of net.d.
     """
 
     path: str

@@ -119,9 +119,9 @@ def _print_plugins_without_gc(
 def _require_readable_caches(layers: tuple[Layer, ...], known: list[CachedAttachment], network: str) -> None:
     """Raises CniError(5) when a file of the caches cannot be read: GC would remove its attachment."""
     attachments.require_existing(layers)
-    if missing := attachments.describe_undelegated(attachments.list_cached(layers)):
+    if missing := attachments.describe_missing_delegates(attachments.list_cached(layers)):
         raise CniError(
-            Code.IO_FAILURE, f"{missing[0]}: its attachments would count as garbage", attachments.UNDELEGATED_FIX
+            Code.IO_FAILURE, f"{missing[0]}: its attachments would count as garbage", attachments.MISSING_DELEGATES_FIX
         )
     if unread := attachments.list_unreadable(layers, known, network):
         msg = f"cannot read {unread[0]}: its attachment would count as garbage"

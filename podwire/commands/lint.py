@@ -20,7 +20,7 @@ from process import files
 
 _STYLES = {LintSeverity.ERROR: "bad", LintSeverity.WARNING: "warning", LintSeverity.NOTE: "dim"}
 _BAD = (LintSeverity.ERROR, LintSeverity.WARNING)
-_MOST_BYTES = 32 << 20  # of --nad
+_MOST_BYTES = 32 << 20  # the longest file for --nad
 
 
 def _run(context: Context, options: Namespace) -> Status:

@@ -130,13 +130,13 @@ def _run(context: Context, options: Namespace) -> Status:
     unread = [
         path for path in unread if os.path.lexists(path) and attachments.read(path) is None
     ]  # unless it was deleted or completed meanwhile
-    undelegated = attachments.describe_undelegated(attachments.list_cached(caches))
+    missing_delegates = attachments.describe_missing_delegates(attachments.list_cached(caches))
     context.progress.clear()
-    for text in undelegated:
-        context.out.print(Cell(f"not repaired: {text}; {attachments.UNDELEGATED_FIX}", "bad"))
+    for text in missing_delegates:
+        context.out.print(Cell(f"not repaired: {text}; {attachments.MISSING_DELEGATES_FIX}", "bad"))
     _sum_up(context.out, [*outcomes.values()], unread, options, caches)
     bad = any(outcome.state in (*_BAD, MISSING) for outcome in outcomes.values())
-    return Status.WRONG if bad or unread or undelegated else Status.FINE
+    return Status.WRONG if bad or unread or missing_delegates else Status.FINE
 
 
 def _print_outcome(out: Output, outcome: RepairOutcome, options: Namespace) -> None:

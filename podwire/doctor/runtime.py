@@ -159,9 +159,9 @@ def _is_podwire(path: str) -> bool:
 
 
 def _cache(node: Node) -> Iterator[Finding]:
-    undelegated = attachments.describe_undelegated(attachments.list_cached(node.layers))
-    for text in undelegated:
-        yield UNSEEN.finding("Multus", text, attachments.UNDELEGATED_FIX)
+    missing_delegates = attachments.describe_missing_delegates(attachments.list_cached(node.layers))
+    for text in missing_delegates:
+        yield UNSEEN.finding("Multus", text, attachments.MISSING_DELEGATES_FIX)
     unread = _unread(node)
     for subject, text in unread.items():
         other = "name the runtime's cache with --cache-dir, or compare the addresses with: podwire ipam verify"
@@ -175,7 +175,7 @@ def _cache(node: Node) -> Iterator[Finding]:
     for name, missing in unseen.items():
         text = f"{plural(len(missing), 'attachment')} may be running, but {missing[0].netns} is missing here"
         yield _UNSEEN.finding(name, text, "run podwire on the node itself, not in a container")
-    if node.known and not (gone or unseen or unread or undelegated):
+    if node.known and not (gone or unseen or unread or missing_delegates):
         attachments_text = plural(len(node.known), "attachment")
         yield ok_finding("cache", describe_caches(node.layers), f"{attachments_text}, all running")
 

@@ -86,7 +86,7 @@ def lint_directory(path: str, plugins: Mapping[str, Plugin], bin_dirs: Sequence[
     layers.check_order(files, winner)
     layers.check_cluster_network(files)
     used = [one for of_file, file in zip(entries, files, strict=True) if file not in hidden for one in of_file]
-    _check_together([*used, *layers.select_other(delegates, files)])
+    _check_together([*used, *layers.list_unfiled_plugins(delegates, files)])
     return LintResult(_sorted((*files, *others)), winner, is_directory=True, path=path)
 
 

@@ -50,7 +50,7 @@ def _check_capabilities(file: SourceFile, cluster: Network | None) -> None:
         if file.network and file.root and name not in file.network.capabilities:
             text = f'the delegate declares the capability "{name}", and Multus does not'
             hint = f'the runtime passes it to Multus only; write "capabilities": {{"{name}": true}} here, too'
-            lost = _LOST.get(name, "what it carries is")
+            lost = _LOST.get(name, "its arguments are")
             file.root.add(LintSeverity.WARNING, "capabilities", f"{text}: {lost} silently lost", hint)
 
 
@@ -81,8 +81,8 @@ def check_cluster_network(files: Iterable[SourceFile]) -> None:
             file.add(LintSeverity.NOTE, f"{value}, and {where}: the network of eth0 is not checked", hint)
 
 
-def select_other(delegates: Iterable[Delegate], files: Iterable[SourceFile]) -> Iterator[PluginEntry]:
-    """Yields the plugins of the delegates that no file defines; adds a warning to one that differs from its file."""
+def list_unfiled_plugins(delegates: Iterable[Delegate], files: Iterable[SourceFile]) -> Iterator[PluginEntry]:
+    """Yields the plugins of the delegates without a file of their name; adds a warning if that file differs."""
     by_name = {file.network.name: file for file in files if file.network}
     for file, entries in delegates:
         same = by_name.get(file.network.name) if file.network else None

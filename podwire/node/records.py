@@ -205,7 +205,7 @@ def _unread_caches(layers: Sequence[Layer], known: Sequence[CachedAttachment]) -
     paths = attachments.list_unreadable(layers, known)
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     unread = [f"{paths[0]}{more}: cannot be read as an attachment (truncated, or from before CNI 0.8)"] if paths else []
-    return unread + attachments.describe_undelegated(known)
+    return unread + attachments.describe_missing_delegates(known)
 
 
 def _missing_cache(layers: Iterable[Layer], pools: Iterable[HostLocalStore]) -> list[str]:

@@ -106,7 +106,7 @@ def describe_left_out(topology: Topology, pods: Sequence[Pod]) -> Iterator[str]:
     second = dict.fromkeys(pod.network for pod in pods if pod not in topology.default_attachments)
     if second:
         names = ", ".join(second)
-        yield f"{names}: DNS, and pods of other networks (only the networks of default routes are connected)"
+        yield f"{names}: DNS, and pods of other networks (the node connects only networks with default routes)"
     for network in dict.fromkeys(pod.network for pod in pods):
         attached = [one for one in pods if one.network == network]
         if any(not _is_on_segment(topology, attached[0], other) for other in attached):

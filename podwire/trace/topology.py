@@ -69,7 +69,7 @@ class Topology:
 
     @cached_property
     def default_attachments(self) -> frozenset[Pod]:
-        """The attachments that carry their pods' default routes; of a pod without one that of eth0, else the first."""
+        """The attachments with their pods' default routes; of a pod without a default route eth0's, else the first."""
         by_container: dict[str, list[Pod]] = {}
         for pod in sorted(self.pods, key=lambda pod: pod.attachment.ifname != "eth0"):
             by_container.setdefault(pod.attachment.container_id, []).append(pod)

@@ -129,7 +129,7 @@ def test_an_interface_is_one_attachment(tmp_path, layers):
         ("storage", "net1", False),
     ]
     assert attachments.list_cached(layers, "multus-cni-network") == []
-    assert attachments.describe_undelegated(cached) == []
+    assert attachments.describe_missing_delegates(cached) == []
 
 
 def test_multus_without_its_cache_is_incomplete(tmp_path, layers):
@@ -137,11 +137,11 @@ def test_multus_without_its_cache_is_incomplete(tmp_path, layers):
     libcni.write_entry(tmp_path / "cni", "multus-cni-network", "a", config=json.loads(multus()))
     (one,) = attachments.list_cached(layers)
     assert one.presence is Presence.HERE
-    (text,) = attachments.describe_undelegated([one])
+    (text,) = attachments.describe_missing_delegates([one])
     assert "container a: Multus attached it" in text
     libcni.write_entry(tmp_path / "cni", "multus-cni-network", "a", config=json.loads(multus()), netns="/absent/x")
     (one,) = attachments.list_cached(layers)
-    assert one.presence is not Presence.GONE or attachments.describe_undelegated([one]) == []
+    assert one.presence is not Presence.GONE or attachments.describe_missing_delegates([one]) == []
 
 
 def test_doctor_reports_a_delegate_that_cannot_be_used(tmp_path):
