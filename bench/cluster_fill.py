@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.pools import grants_file
-from agent.pools.block_protocol import Outcome
+from agent.pools.block_protocol import SwapOutcome
 from agent.pools.grants_file import State
 from agent.pools.identity import Identity
 from agent.pools.manager import Clocks, Manager
@@ -46,7 +46,7 @@ class Filled(NamedTuple):
 def create_space(store: Store) -> None:
     """Creates the pools in an empty store."""
     change = store.swap_space(Stored(None), parse_space(SPACE))
-    if change.outcome is not Outcome.SUCCEEDED:
+    if change.outcome is not SwapOutcome.SUCCEEDED:
         raise RuntimeError(f"the space is not created: {change.problem}")
 
 

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from agent.api_errors import ApiError
 from agent.pools import admin_changes, space_object
 from agent.pools.admin_changes import Refusal, StoreLost
-from agent.pools.block_protocol import Outcome
+from agent.pools.block_protocol import SwapOutcome
 from agent.pools.kubernetes_store import KubernetesStore
 from agent.pools.node_report import LocalReport
 from agent.pools.reports import PoolsDecided
-from agent.pools.store import Change
+from agent.pools.store import SwapReply
 from cni.errors import CniError
 
 # For each node of the cluster: a decision reads all blocks, and the others should see it before they begin.
@@ -80,10 +80,10 @@ class Acceptance:
         change = self._store.swap_space(stored, after)
         names = ", ".join(pool.name for pool in after.pools) or "none"
         self._report_decision(change, request.uid, f"the pools are in effect: {names}", is_refused=False)
-        return change.outcome is Outcome.SUCCEEDED
+        return change.outcome is SwapOutcome.SUCCEEDED
 
-    def _report_decision(self, change: Change, uid: str, text: str, *, is_refused: bool) -> None:
-        if change.outcome is Outcome.SUCCEEDED:
+    def _report_decision(self, change: SwapReply, uid: str, text: str, *, is_refused: bool) -> None:
+        if change.outcome is SwapOutcome.SUCCEEDED:
             self._put(PoolsDecided(self._store.space, uid, text, is_refused))
         else:  # another agent was faster, or a right is missing
             self._log("info", f"the status of IPSpace {self._store.space} is not written: {change.problem}")

@@ -10,13 +10,13 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from agent.pools import block_protocol, reclaim, space_change
-from agent.pools.block_protocol import Evidence, NodeRecord, Outcome
+from agent.pools.block_protocol import Evidence, NodeRecord, SwapOutcome
 from agent.pools.cluster_view import FENCED, digest_of_record, digest_of_space, record_state
 from agent.pools.identity import is_node_id
 from agent.pools.node_report import LocalReport
 from agent.pools.reclaim import Reclaimed, Suspect, free_blocks, read_suspect
 from agent.pools.space import Space, format_space, parse_space
-from agent.pools.store import Change, NodeEntry, Store, Stored
+from agent.pools.store import NodeEntry, Store, Stored, SwapReply
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, not a fault of the agent
@@ -198,9 +198,9 @@ def _swap_space(store: Store, expected: Stored[Space | None], new: Space) -> Non
         raise Refusal("it is not known whether the space was changed", "podwire ipam pools prints the present pools")
 
 
-def _require(change: Change, text: str) -> None:
+def _require(change: SwapReply, text: str) -> None:
     """Raises Refusal if a request was certainly not executed; after an unknown outcome the caller reads the object."""
-    if change.outcome is Outcome.LOST:
+    if change.outcome is SwapOutcome.LOST:
         raise Refusal(f"{text}: {change.problem}", "nothing else was changed; run the command again")
 
 

@@ -55,15 +55,15 @@ class Token(NamedTuple):
     generation: int
 
 
-class Block(NamedTuple):
-    """A block in the store; without an owner it is free. An object that does not exist is equal to FREE."""
+class BlockRecord(NamedTuple):
+    """The protocol's part of a block's object; without an owner the block is free. FREE also if there is no object."""
 
     owner: str
     token: Token
 
 
 class NodeRecord(NamedTuple):
-    """A node in the store.
+    """The protocol's part of a node's object.
 
     `machine` identifies the hardware by a value that is not on the disk (such as the product UUID). `instance`
     is the boot ID, and the UID of the Node object if there is one. `epoch` is the last epoch in which this instance has
@@ -76,8 +76,8 @@ class NodeRecord(NamedTuple):
     is_fenced: bool = False
 
 
-class Agent(NamedTuple):
-    """An agent: its identity, and the epoch that it has read ("" before the first).
+class AgentState(NamedTuple):
+    """An agent's identity, and the epoch that it has read ("" before the first).
 
     `is_clear`: the agent may claim. It has registered in this epoch, and after that it has read that all other nodes
     have: see `look`.
@@ -98,18 +98,18 @@ class Agent(NamedTuple):
 class BlockSwap(NamedTuple):
     """A compare-and-swap of a block: the store sets `new` if the block is equal to `expected`."""
 
-    expected: Block
-    new: Block
+    expected: BlockRecord
+    new: BlockRecord
 
 
-class RecordSwap(NamedTuple):
+class NodeSwap(NamedTuple):
     """A compare-and-swap of a node's record; None stands for a record that does not exist."""
 
     expected: NodeRecord | None
     new: NodeRecord
 
 
-class Outcome(Enum):
+class SwapOutcome(Enum):
     """The outcome of a compare-and-swap. No answer, a time-out and an answer such as 503 are all UNKNOWN."""
 
     SUCCEEDED = "succeeded"
@@ -135,7 +135,7 @@ class Proof(NamedTuple):
     epoch: str
 
 
-FREE = Block("", Token("", 0))
+FREE = BlockRecord("", Token("", 0))
 # The record of a node that joined after the backup: any machine may register over it. Until then no agent is clear.
 MISSING = NodeRecord("", "", "")
 
@@ -148,7 +148,7 @@ def grants_of(instance: str, file_instance: str, grants: Mapping[str, Token]) ->
     return grants if file_instance == instance else {}
 
 
-def contact(agent: Agent, epoch: str) -> Agent:
+def contact(agent: AgentState, epoch: str) -> AgentState:
     """Returns the agent after it has read the store's epoch; in a new one it has to register again.
 
     The caller then forgets the tokens of blocks that are not granted.
@@ -156,46 +156,46 @@ def contact(agent: Agent, epoch: str) -> Agent:
     return agent if agent.epoch == epoch else agent._replace(epoch=epoch, is_clear=False)
 
 
-def reassert(agent: Agent, grant: Token, block: Block) -> BlockSwap | None:
+def reassert(agent: AgentState, grant: Token, block: BlockRecord) -> BlockSwap | None:
     """Returns the request by which an agent keeps a granted block in a new epoch, whatever the restored store has.
 
     None in the epoch of the grant: see `is_lost`.
     """
     if grant.epoch == agent.epoch:
         return None
-    return BlockSwap(block, Block(agent.node, _next(agent, block)))
+    return BlockSwap(block, BlockRecord(agent.node, _next(agent, block)))
 
 
-def is_lost(agent: Agent, grant: Token, block: Block) -> bool:
+def is_lost(agent: AgentState, grant: Token, block: BlockRecord) -> bool:
     """Returns whether a granted block has another owner or token in the grant's epoch.
 
     Then an administrator's statement was wrong, or the object was edited. The agent must end the grant. It does not
     claim the block again: another machine may use it already.
     """
-    return grant.epoch == agent.epoch and block != Block(agent.node, grant)
+    return grant.epoch == agent.epoch and block != BlockRecord(agent.node, grant)
 
 
-def grant_after(grant: Token, swap: BlockSwap, outcome: Outcome) -> Token:
+def grant_after(grant: Token, swap: BlockSwap, outcome: SwapOutcome) -> Token:
     """Returns the token that the grants file has after `reassert`; the agent writes it at once."""
     return swap.new.token if succeeded(outcome) else grant
 
 
-def is_foreign(agent: Agent, record: NodeRecord | None) -> bool:
+def is_foreign(agent: AgentState, record: NodeRecord | None) -> bool:
     """Returns whether a record belongs to another machine that is not proved dead, as after a disk was copied."""
     return record is not None and not record.is_fenced and record.machine not in ("", agent.machine)
 
 
-def register(agent: Agent, grants: Collection[Token], record: NodeRecord | None) -> RecordSwap | None:
+def register(agent: AgentState, grants: Collection[Token], record: NodeRecord | None) -> NodeSwap | None:
     """Returns the request by which an agent registers; None if it has grants to reassert, or the record is foreign.
 
     An agent registers at its start, after each boot, in each epoch, and when its Node object has another UID.
     """
     if is_foreign(agent, record) or any(grant.epoch != agent.epoch for grant in grants):
         return None
-    return RecordSwap(record, agent.record)
+    return NodeSwap(record, agent.record)
 
 
-def look(agent: Agent, records: Mapping[str, NodeRecord]) -> Agent:
+def look(agent: AgentState, records: Mapping[str, NodeRecord]) -> AgentState:
     """Returns the agent after it has read all records of the store: clear if all are of its epoch.
 
     Then no other node has a grant that it could still reassert, until the next epoch: a new node has no grants. The
@@ -215,17 +215,17 @@ def candidates(node: str, count: int) -> Iterator[int]:
         yield int.from_bytes(sha256(f"{node} {number}".encode()).digest()[:8], "big") % count
 
 
-def claim(agent: Agent, grant: Token | None, block: Block) -> BlockSwap | None:
+def claim(agent: AgentState, grant: Token | None, block: BlockRecord) -> BlockSwap | None:
     """Returns the request for a free block, or for one that this node owns without a grant; None if it may not claim.
 
     A node owns a block without a grant after a crash or a boot, or after it has revoked the grant.
     """
     if not agent.is_clear or grant or block.owner not in ("", agent.node):
         return None
-    return BlockSwap(block, Block(agent.node, _next(agent, block)))
+    return BlockSwap(block, BlockRecord(agent.node, _next(agent, block)))
 
 
-def held_after(swap: BlockSwap, outcome: Outcome) -> Token | None:
+def held_after(swap: BlockSwap, outcome: SwapOutcome) -> Token | None:
     """Returns the token that the agent has in memory after `claim` or `give_back`: that of a successful claim."""
     return swap.new.token if succeeded(outcome) and swap.new.owner else None
 
@@ -248,7 +248,7 @@ def revoke(grant: Token, reservations: int) -> Token | None:
     return grant if reservations else None
 
 
-def give_back(agent: Agent, grant: Token | None, block: Block) -> BlockSwap | None:
+def give_back(agent: AgentState, grant: Token | None, block: BlockRecord) -> BlockSwap | None:
     """Returns the request that makes a claimed block free; None for a granted block, or one of another node."""
     if not agent.is_clear or grant or block.owner != agent.node:
         return None
@@ -267,15 +267,15 @@ def prove(
     return Proof(node, record, epoch) if evidence in proofs else None
 
 
-def fence(proof: Proof, record: NodeRecord | None) -> RecordSwap | None:
+def fence(proof: Proof, record: NodeRecord | None) -> NodeSwap | None:
     """Returns the request that fences a node; None if the record has changed since: the machine has booted.
 
     A fence counts in the proof's epoch only. After a restore the same record may belong to a machine that runs.
     """
-    return RecordSwap(record, record._replace(epoch=proof.epoch, is_fenced=True)) if record == proof.record else None
+    return NodeSwap(record, record._replace(epoch=proof.epoch, is_fenced=True)) if record == proof.record else None
 
 
-def reclaim(block: Block, owner_record: NodeRecord | None, epoch: str) -> BlockSwap | None:
+def reclaim(block: BlockRecord, owner_record: NodeRecord | None, epoch: str) -> BlockSwap | None:
     """Returns the request that makes a fenced node's block free; None if its owner is not fenced in this epoch.
 
     The caller reads the block first, then the record, then the epoch. In another order the machine may have booted
@@ -288,20 +288,20 @@ def reclaim(block: Block, owner_record: NodeRecord | None, epoch: str) -> BlockS
 
 def recover(
     records: Mapping[str, NodeRecord], joined: Collection[str], new_epoch: str
-) -> tuple[dict[str, RecordSwap], str]:
+) -> tuple[dict[str, NodeSwap], str]:
     """Returns the requests for a restored store, and the epoch that is set after they have succeeded.
 
     `joined` are the nodes that may have registered after the backup; the administrator names them. `new_epoch` is one
     that no store of this cluster has had, such as a random number.
     """
-    missing = {node: RecordSwap(None, MISSING) for node in joined if node not in records}
+    missing = {node: NodeSwap(None, MISSING) for node in joined if node not in records}
     return missing, new_epoch
 
 
-def succeeded(outcome: Outcome) -> bool:
+def succeeded(outcome: SwapOutcome) -> bool:
     """Returns whether a request is known to have been executed. Nothing follows from any other outcome."""
-    return outcome is Outcome.SUCCEEDED
+    return outcome is SwapOutcome.SUCCEEDED
 
 
-def _next(agent: Agent, block: Block) -> Token:
+def _next(agent: AgentState, block: BlockRecord) -> Token:
     return Token(agent.epoch, block.token.generation + 1)

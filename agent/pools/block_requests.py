@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.pools import block_protocol as protocol
-from agent.pools.block_protocol import Block, Outcome
+from agent.pools.block_protocol import BlockRecord, SwapOutcome
 from agent.pools.space import Space
-from agent.pools.store import BlockNote, Change, Store, Stored
+from agent.pools.store import BlockNote, Store, Stored, SwapReply
 from cni.address import Network
 
 
@@ -28,17 +28,17 @@ class BlockRequests:
     def __init__(self, store: Store, note: Callable[[str, str], BlockNote]) -> None:
         self._store, self._note = store, note
         self.space: Space | None = None
-        self._values: dict[Network, Stored[Block]] = {}  # each for one change
+        self._values: dict[Network, Stored[BlockRecord]] = {}  # each for one change
         self._refused: dict[object, bytes] = {}  # the expected value of the last refused change of each object
 
-    def take_value(self, block: Network) -> Stored[Block] | None:
+    def take_value(self, block: Network) -> Stored[BlockRecord] | None:
         """Returns the value of a block and forgets it; if it is unknown, reads it and returns None: call again."""
         value = self._values.pop(block, None)
         if value is None:
             self._values[block] = self._store.read_block(block)
         return value
 
-    def expect(self, block: Network, value: Stored[Block]) -> None:
+    def expect(self, block: Network, value: Stored[BlockRecord]) -> None:
         """Stores the expected value of a block, so that its next change needs no read."""
         self._values[block] = value
 
@@ -51,7 +51,9 @@ class BlockRequests:
         """Forgets the values of all blocks."""
         self._values.clear()
 
-    def swap(self, block: Network, expected: Stored[Block], new: Block, pool: str, key: str = "") -> Outcome:
+    def swap(
+        self, block: Network, expected: Stored[BlockRecord], new: BlockRecord, pool: str, key: str = ""
+    ) -> SwapOutcome:
         """Requests a change of a block; raises RequestFailed unless it succeeds, or the store has another value.
 
         Without `key` the block keeps the one that it has.
@@ -63,16 +65,16 @@ class BlockRequests:
             self._values[block] = Stored(new, change.raw, note=note)
         return self.check_outcome(block, expected.raw, change)
 
-    def check_outcome(self, key: object, expected: bytes, change: Change) -> Outcome:
+    def check_outcome(self, key: object, expected: bytes, change: SwapReply) -> SwapOutcome:
         """Returns the outcome of a change of the object `key`.
 
         Raises RequestFailed if it is not known, or if the store refuses the same expected value a second time.
         """
-        if change.outcome is Outcome.SUCCEEDED:
+        if change.outcome is SwapOutcome.SUCCEEDED:
             self._refused.pop(key, None)
             return change.outcome
         is_refused_again = self._refused.get(key) == expected
         self._refused[key] = expected
-        if change.outcome is Outcome.UNKNOWN or is_refused_again:
+        if change.outcome is SwapOutcome.UNKNOWN or is_refused_again:
             raise RequestFailed(change.problem)
         return change.outcome

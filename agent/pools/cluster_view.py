@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from agent.pools.block_protocol import Block, NodeRecord
+from agent.pools.block_protocol import BlockRecord, NodeRecord
 from agent.pools.documents import DAMAGED_RECORD
 from agent.pools.space import Pool, Space, format_space
 from agent.pools.store import NodeEntry, Store, Stored
@@ -28,10 +28,10 @@ class Cluster(NamedTuple):
     """
 
     space: Space | None
-    blocks: Mapping[Network, Stored[Block]]
+    blocks: Mapping[Network, Stored[BlockRecord]]
     entries: Mapping[str, Stored[NodeEntry]]
     problems: tuple[str, ...]
-    claimed: Mapping[Network, Block]
+    claimed: Mapping[Network, BlockRecord]
 
     @property
     def epoch(self) -> str:

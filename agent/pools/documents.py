@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import TypeVar
 
-from agent.pools.block_protocol import FREE, Block, NodeRecord, Token
+from agent.pools.block_protocol import FREE, BlockRecord, NodeRecord, Token
 from agent.pools.space import Space, parse_space
 from agent.pools.store import BlockNote, NodeEntry, Stored
 from cni.address import Network, format_ip, parse_ip
@@ -26,7 +26,7 @@ from cni.address import Network, format_ip, parse_ip
 T = TypeVar("T")
 Document = Mapping[str, object]
 
-DAMAGED_BLOCK = Block("(damaged)", Token("", 0))
+DAMAGED_BLOCK = BlockRecord("(damaged)", Token("", 0))
 # Foreign to every machine, and of no epoch: no agent registers in it, and none claims blocks while it is there.
 DAMAGED_RECORD = NodeRecord("(damaged)", "(damaged)", "")
 DAMAGED_ENTRY = NodeEntry(DAMAGED_RECORD)
@@ -73,9 +73,9 @@ def is_key(key: str) -> bool:
     return bool(_KEY.fullmatch(key))
 
 
-def block_name(network: Network) -> str:
+def block_name(block: Network) -> str:
     """Returns the name of a block's object: its address in hex, and the prefix length, such as "0a160040-26"."""
-    return f"{network.network_address.packed.hex()}-{network.prefixlen}"
+    return f"{block.network_address.packed.hex()}-{block.prefixlen}"
 
 
 def parse_block_name(name: str) -> Network:
@@ -85,12 +85,12 @@ def parse_block_name(name: str) -> Network:
         raise ValueError(f"{name!r} is not the name of a block, such as 0a160040-26")
     packed, prefix = bytes.fromhex(match[1]), int(match[2])
     try:
-        network: Network = (IPv4Network if len(packed) == 4 else IPv6Network)((packed, prefix))
+        block: Network = (IPv4Network if len(packed) == 4 else IPv6Network)((packed, prefix))
     except ValueError as error:
         raise ValueError(f"{name!r} is not the name of a block: {error}") from None
-    if name != block_name(network):
-        raise ValueError(f"{name!r} is not the name of a block, that is {block_name(network)!r}")
-    return network
+    if name != block_name(block):
+        raise ValueError(f"{name!r} is not the name of a block, that is {block_name(block)!r}")
+    return block
 
 
 def block_of_name(name: str) -> Network | None:
@@ -101,13 +101,13 @@ def block_of_name(name: str) -> Network | None:
         return None
 
 
-def format_block(network: Network, block: Block, note: BlockNote) -> dict[str, object]:
+def format_block(block: Network, record: BlockRecord, note: BlockNote) -> dict[str, object]:
     """Returns the document of a block. Owner, epoch, generation and key are read again; the rest is for people."""
     return {
-        "cidr": str(network),
-        "owner": block.owner,
-        "epoch": block.token.epoch,
-        "generation": block.token.generation,
+        "cidr": str(block),
+        "owner": record.owner,
+        "epoch": record.token.epoch,
+        "generation": record.token.generation,
         "pool": note.pool,
         "nodeName": note.node_name,
         "claimed": note.claimed,
@@ -115,7 +115,7 @@ def format_block(network: Network, block: Block, note: BlockNote) -> dict[str, o
     }
 
 
-def parse_block(document: Document) -> Block:
+def parse_block(document: Document) -> BlockRecord:
     """Returns the block in a document; raises ValueError, whose text names the key."""
     owner, epoch, generation = _text(document, "owner"), _text(document, "epoch"), document.get("generation")
     if owner:
@@ -127,7 +127,7 @@ def parse_block(document: Document) -> Block:
     key = document.get("key", "-")
     if not isinstance(key, str) or not is_key(key):
         raise ValueError('"key" is not that of a pod, such as team-a/db-0@podwire')
-    return Block(owner, Token(epoch, generation))
+    return BlockRecord(owner, Token(epoch, generation))
 
 
 def parse_note(document: Document) -> BlockNote:
@@ -194,11 +194,11 @@ def stored_space(name: str, raw: bytes, read: Callable[[bytes], Document] = deco
         raise ValueError(f"space {name} is not valid: {error}") from None
 
 
-def stored_block(network: Network, raw: bytes, read: Callable[[bytes], Document] = decode) -> Stored[Block]:
+def stored_block(block: Network, raw: bytes, read: Callable[[bytes], Document] = decode) -> Stored[BlockRecord]:
     """Returns the stored block, FREE without an object; `read` returns the document in the store's form `raw`."""
     if not raw:
         return Stored(FREE)
-    stored = _stored(f"block {network}", raw, read, parse_block, DAMAGED_BLOCK, _BLOCK_FIX)
+    stored = _stored(f"block {block}", raw, read, parse_block, DAMAGED_BLOCK, _BLOCK_FIX)
     return stored if stored.problem else stored._replace(note=parse_note(read(raw)))
 
 

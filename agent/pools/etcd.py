@@ -19,19 +19,19 @@ from agent.api_answer import Document, DocumentStream
 from agent.api_errors import Expired, InvalidAnswer, Refused, TooLarge
 from agent.http_connections import ClientCertificate
 from agent.pools import documents
-from agent.pools.block_protocol import Block, Outcome
+from agent.pools.block_protocol import BlockRecord, SwapOutcome
 from agent.pools.etcd_client import EtcdClient, User
 from agent.pools.space import Space, format_space
 from agent.pools.store import (
     BlockNote,
-    Change,
     Entries,
     EntryChanged,
     NodeEntry,
     Position,
     SpaceChanged,
     Stored,
-    change_of,
+    SwapReply,
+    send_swap,
 )
 from cni.address import Network
 
@@ -85,29 +85,29 @@ class EtcdStore:
         """Returns the space, None without one; raises ValueError if it is not valid."""
         return documents.stored_space(self._space, self._value(_SPACE))
 
-    def swap_space(self, expected: Stored[Space | None], new: Space) -> Change:
+    def swap_space(self, expected: Stored[Space | None], new: Space) -> SwapReply:
         """Changes the space, as the administrator."""
         return self._swap(_SPACE, expected, format_space(new))
 
-    def read_block(self, network: Network) -> Stored[Block]:
+    def read_block(self, block: Network) -> Stored[BlockRecord]:
         """Returns a block; FREE without an object."""
-        return documents.stored_block(network, self._value(_BLOCKS + documents.block_name(network)))
+        return documents.stored_block(block, self._value(_BLOCKS + documents.block_name(block)))
 
-    def list_blocks(self, owner: str = "") -> Mapping[Network, Stored[Block]]:
+    def list_blocks(self, owner: str = "") -> Mapping[Network, Stored[BlockRecord]]:
         """Returns all blocks that have ever been claimed, or those of one owner."""
         answer = self._range(_BLOCKS)
         self._position = answer.position
         return {
-            network: documents.stored_block(network, raw)
+            block: documents.stored_block(block, raw)
             for name, raw in answer.values.items()
-            if (network := documents.block_of_name(name.removeprefix(_BLOCKS)))
+            if (block := documents.block_of_name(name.removeprefix(_BLOCKS)))
             and (not owner or documents.names_owner(raw, owner))
         }
 
-    def swap_block(self, network: Network, expected: Stored[Block], new: Block, note: BlockNote) -> Change:
+    def swap_block(self, block: Network, expected: Stored[BlockRecord], new: BlockRecord, note: BlockNote) -> SwapReply:
         """Changes a block, and reads the space in the same transaction; the note is stored with it."""
-        name = _BLOCKS + documents.block_name(network)
-        return self._swap(name, expected, documents.format_block(network, new, note), reads_space=True)
+        name = _BLOCKS + documents.block_name(block)
+        return self._swap(name, expected, documents.format_block(block, new, note), reads_space=True)
 
     def read_entry(self, node: str) -> Stored[NodeEntry | None]:
         """Returns the entry of a node."""
@@ -125,7 +125,7 @@ class EtcdStore:
         }
         return Entries(entries, str(answer.position.revision))
 
-    def swap_entry(self, node: str, expected: Stored[NodeEntry | None], new: NodeEntry) -> Change:
+    def swap_entry(self, node: str, expected: Stored[NodeEntry | None], new: NodeEntry) -> SwapReply:
         """Changes the entry of a node."""
         return self._swap(_NODES + documents.check_node(node), expected, documents.format_entry(new))
 
@@ -193,10 +193,10 @@ class EtcdStore:
             if page.get("more") is not True:
                 return _Answer(values, position)
 
-    def _swap(self, name: str, expected: Stored[object], document: Document, *, reads_space: bool = False) -> Change:
+    def _swap(self, name: str, expected: Stored[object], document: Document, *, reads_space: bool = False) -> SwapReply:
         """Sets a key if its value is equal to the expected one; without an expected value, if there is no key."""
         if expected.problem:
-            return Change(Outcome.LOST, expected.problem)
+            return SwapReply(SwapOutcome.LOST, expected.problem)
         key, raw = self._key(name), documents.encode(document)
         compare = {"key": key, "result": "EQUAL"}
         if expected.raw:
@@ -213,8 +213,8 @@ class EtcdStore:
             answers.append(self._client.change("kv/txn", {"compare": [compare], "success": requests}))
             return raw if answers[0].get("succeeded") is True else b""
 
-        change = change_of(name, send)
-        is_read = reads_space and change.outcome is Outcome.SUCCEEDED
+        change = send_swap(name, send)
+        is_read = reads_space and change.outcome is SwapOutcome.SUCCEEDED
         return change._replace(space=_space_of(answers[0])) if is_read else change
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from agent.pools import block_protocol as protocol
-from agent.pools.block_protocol import Block
+from agent.pools.block_protocol import BlockRecord
 from agent.pools.space import Pool
 from agent.pools.store import Stored
 from cni.address import Network
@@ -30,7 +30,7 @@ class KeySearch:
         self._counts = pool.block_counts(version)
         self._candidates = islice(self._order(0), MAX_TRIES) if self._counts else iter(())
         self._current: Network | None = None
-        self.result: tuple[Network, Stored[Block]] | None = None
+        self.result: tuple[Network, Stored[BlockRecord]] | None = None
         self.is_exhausted = False
 
     def next(self) -> Network | None:
@@ -42,13 +42,13 @@ class KeySearch:
             self._current = next((block for block in self._candidates if self._pool.size_of(block)), None)
         return self._current
 
-    def offer(self, block: Network, stored: Stored[Block]) -> None:
+    def offer(self, block: Network, stored: Stored[BlockRecord]) -> None:
         """Takes note of a block that was read."""
         self._current = None
         if self._is_mine(stored) or self._is_unused(stored):
             self.result = block, stored
 
-    def use_list(self, blocks: Mapping[Network, Stored[Block]]) -> None:
+    def use_list(self, blocks: Mapping[Network, Stored[BlockRecord]]) -> None:
         """Takes note of all blocks; `result` is then one without a key at most: `next` returns it, to be read."""
         mine = [block for block, stored in blocks.items() if self._is_mine(stored) and self._is_usable(block)]
         every = (block for number in range(len(self._counts)) for block in self._order(number))
@@ -57,10 +57,10 @@ class KeySearch:
         self._candidates = iter(chosen)
         self.is_exhausted = not chosen
 
-    def _is_mine(self, stored: Stored[Block]) -> bool:
+    def _is_mine(self, stored: Stored[BlockRecord]) -> bool:
         return not stored.problem and stored.note.key == self._key
 
-    def _is_unused(self, stored: Stored[Block]) -> bool:
+    def _is_unused(self, stored: Stored[BlockRecord]) -> bool:
         return not (stored.problem or stored.note.key or stored.value.owner)
 
     def _is_usable(self, block: Network) -> bool:

@@ -21,18 +21,18 @@ from agent.api_answer import BOOKMARK, DELETED, Document, Watch, WatchEvent, res
 from agent.api_errors import ApiError, Conflict, Expired, NotFound
 from agent.kubernetes import SERVICE, Client, Listing, object_path
 from agent.pools import documents, space_object
-from agent.pools.block_protocol import Block, Outcome
+from agent.pools.block_protocol import BlockRecord, SwapOutcome
 from agent.pools.space import Space, format_space
 from agent.pools.store import (
     BlockNote,
-    Change,
     Entries,
     EntryChanged,
     NodeEntry,
     Position,
     SpaceChanged,
     Stored,
-    change_of,
+    SwapReply,
+    send_swap,
 )
 from cni.address import Network
 
@@ -97,57 +97,57 @@ class KubernetesStore:
         """
         return space_object.stored_space(self._space, self._raw(_SPACES, self._space))
 
-    def swap_space(self, expected: Stored[Space | None], new: Space) -> Change:
+    def swap_space(self, expected: Stored[Space | None], new: Space) -> SwapReply:
         """Changes the space, as the administrator; its pools are in the spec of the object, too."""
         change = self._request_pools(expected, new)
-        if change.outcome is not Outcome.SUCCEEDED:
+        if change.outcome is not SwapOutcome.SUCCEEDED:
             return change
         return self._patch_status(change.raw, space_object.status_of(change.raw, new, _time_text()))
 
-    def refuse_pools(self, expected: Stored[Space | None], reason: str, message: str) -> Change:
+    def refuse_pools(self, expected: Stored[Space | None], reason: str, message: str) -> SwapReply:
         """Notes in the object's status why the pools of its spec are refused; the space stays."""
         status = space_object.status_of(expected.raw, expected.value, _time_text(), reason, message)
         return self._patch_status(expected.raw, status)
 
-    def _request_pools(self, expected: Stored[Space | None], new: Space) -> Change:
+    def _request_pools(self, expected: Stored[Space | None], new: Space) -> SwapReply:
         """Writes the pools into the spec unless it has them; a new epoch alone leaves a spec that is refused."""
         raw, before = expected.raw, expected.value
         spec = {"pools": format_space(new)["pools"]}
         if not raw:
             labels = {SPACE_LABEL: self._space}
-            return change_of(self._space, lambda: self._create(_SPACES, self._space, spec, labels))
+            return send_swap(self._space, lambda: self._create(_SPACES, self._space, spec, labels))
         is_new_epoch = before is not None and before.pools == new.pools and before.epoch != new.epoch
         if is_new_epoch or space_object.requests_pools(raw, new.pools):
-            return Change(Outcome.SUCCEEDED, raw=raw)
+            return SwapReply(SwapOutcome.SUCCEEDED, raw=raw)
         return self._patch_space("", raw, {"/spec": spec})
 
-    def _patch_status(self, raw: bytes, status: Document) -> Change:
+    def _patch_status(self, raw: bytes, status: Document) -> SwapReply:
         return self._patch_space("/status", raw, {"/status": status})
 
-    def _patch_space(self, part: str, raw: bytes, changes: Mapping[str, object]) -> Change:
+    def _patch_space(self, part: str, raw: bytes, changes: Mapping[str, object]) -> SwapReply:
         path = object_path(_SPACES.collection, self._space) + part
-        return change_of(self._space, lambda: self._patch(_SPACES, path, raw, ("generation", "status"), changes))
+        return send_swap(self._space, lambda: self._patch(_SPACES, path, raw, ("generation", "status"), changes))
 
-    def read_block(self, network: Network) -> Stored[Block]:
+    def read_block(self, block: Network) -> Stored[BlockRecord]:
         """Returns a block; FREE without an object."""
-        raw = self._raw(_BLOCKS, self._prefix + documents.block_name(network))
-        return documents.stored_block(network, raw, _spec_of)
+        raw = self._raw(_BLOCKS, self._prefix + documents.block_name(block))
+        return documents.stored_block(block, raw, _spec_of)
 
-    def list_blocks(self, owner: str = "") -> Mapping[Network, Stored[Block]]:
+    def list_blocks(self, owner: str = "") -> Mapping[Network, Stored[BlockRecord]]:
         """Returns all blocks that have ever been claimed, or those of one owner that have its label."""
         query = {"labelSelector": f"{SPACE_LABEL}={self._space},{OWNER_LABEL}={owner}"} if owner else {}
         return {
-            network: documents.stored_block(network, one.raw, _spec_of)
+            block: documents.stored_block(block, one.raw, _spec_of)
             for one in self._list(_BLOCKS, query).items
-            if (network := documents.block_of_name(one.name.removeprefix(self._prefix)))
+            if (block := documents.block_of_name(one.name.removeprefix(self._prefix)))
             and one.name.startswith(self._prefix)
             and (not owner or documents.names_owner(one.raw, owner, _spec_of))
         }
 
-    def swap_block(self, network: Network, expected: Stored[Block], new: Block, note: BlockNote) -> Change:
+    def swap_block(self, block: Network, expected: Stored[BlockRecord], new: BlockRecord, note: BlockNote) -> SwapReply:
         """Changes a block; the note is stored with it."""
-        spec = documents.format_block(network, new, note)
-        name = self._prefix + documents.block_name(network)
+        spec = documents.format_block(block, new, note)
+        name = self._prefix + documents.block_name(block)
         return self._swap(_BLOCKS, name, expected, spec, {OWNER_LABEL: new.owner})
 
     def read_entry(self, node: str) -> Stored[NodeEntry | None]:
@@ -165,7 +165,7 @@ class KubernetesStore:
         }
         return Entries(entries, listing.resource_version)
 
-    def swap_entry(self, node: str, expected: Stored[NodeEntry | None], new: NodeEntry) -> Change:
+    def swap_entry(self, node: str, expected: Stored[NodeEntry | None], new: NodeEntry) -> SwapReply:
         """Changes the entry of a node."""
         name = self._prefix + documents.check_node(node)
         return self._swap(_NODES, name, expected, documents.format_entry(new), {})
@@ -225,15 +225,15 @@ class KubernetesStore:
 
     def _swap(
         self, kind: _Kind, name: str, expected: Stored[object], spec: Document, labels: Mapping[str, str]
-    ) -> Change:
+    ) -> SwapReply:
         """Sets an object's spec if it is the expected one; without an expected value, if there is no object."""
         if expected.problem:
-            return Change(Outcome.LOST, expected.problem)
+            return SwapReply(SwapOutcome.LOST, expected.problem)
         labels = {SPACE_LABEL: self._space, **labels}
         if expected.raw:
             path, changes = object_path(kind.collection, name), {"/spec": spec, "/metadata/labels": labels}
-            return change_of(name, lambda: self._patch(kind, path, expected.raw, ("spec",), changes))
-        return change_of(name, lambda: self._create(kind, name, spec, labels))
+            return send_swap(name, lambda: self._patch(kind, path, expected.raw, ("spec",), changes))
+        return send_swap(name, lambda: self._create(kind, name, spec, labels))
 
     def _create(self, kind: _Kind, name: str, spec: Document, labels: Mapping[str, str]) -> bytes:
         metadata = {"name": name, "labels": labels}

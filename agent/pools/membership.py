@@ -54,7 +54,7 @@ class Membership:
                 memory.grantable[block] = token
         return True
 
-    def _begin_epoch(self, agent: protocol.Agent) -> None:
+    def _begin_epoch(self, agent: protocol.AgentState) -> None:
         memory = self._memory
         memory.agent = agent
         memory.held.clear()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agent.pools.block_protocol import Agent, Token
+from agent.pools.block_protocol import AgentState, Token
 from agent.pools.block_requests import BlockRequests
 from agent.pools.grants_file import Entry, Grants
 from agent.pools.identity import Identity
@@ -58,7 +58,7 @@ class Memory:
     networks: list[NetworkBlocks]
     facts: NodeFacts
     clock: Callable[[], float] = time.time
-    agent: Agent = field(init=False)
+    agent: AgentState = field(init=False)
     requests: BlockRequests = field(init=False)
     space: Space | None = None
     space_is_due: bool = True
@@ -77,7 +77,7 @@ class Memory:
 
     def __post_init__(self) -> None:
         identity = self.identity
-        self.agent = Agent(identity.node, identity.machine, identity.instance(self.facts.uid))
+        self.agent = AgentState(identity.node, identity.machine, identity.instance(self.facts.uid))
         self.requests = BlockRequests(self.store, self._note)
         self.contact = max((network.grants.contact for network in self.networks), default=0)
         self.mark_unverified()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from agent.pools import block_protocol as protocol
-from agent.pools.block_protocol import Block
+from agent.pools.block_protocol import BlockRecord
 from agent.pools.grants_file import NO_TOKEN, Entry, State
 from agent.pools.memory import Held, Memory, is_routed
 from agent.pools.network_blocks import NetworkBlocks
@@ -196,7 +196,7 @@ class Ownership:
             f"these pods, whose addresses others may get: {holders or 'none'}"
         )
 
-    def _adopt(self, owned: Mapping[Network, Stored[Block]]) -> None:
+    def _adopt(self, owned: Mapping[Network, Stored[BlockRecord]]) -> None:
         """Adds this node's blocks that no file names, each to the network whose pods have its addresses."""
         memory = self._memory
         known = {held.entry.block for held in memory.blocks()}
@@ -247,7 +247,7 @@ class Ownership:
         return bool(unaccounted)
 
 
-def _difference(entry: Entry, stored: Stored[Block]) -> str:
+def _difference(entry: Entry, stored: Stored[BlockRecord]) -> str:
     """Returns how the store differs from a grant."""
     owner = stored.problem or (f"owner {stored.value.owner}" if stored.value.owner else "no owner")
     return (

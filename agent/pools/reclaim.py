@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from agent.pools import block_protocol as protocol
-from agent.pools.block_protocol import Evidence, NodeRecord, Outcome
+from agent.pools.block_protocol import Evidence, NodeRecord, SwapOutcome
 from agent.pools.space import Space
 from agent.pools.store import BlockNote, NodeEntry, Store, Stored
 from cni.address import Network
@@ -130,7 +130,7 @@ def _create_entry(store: Store, node: str, record: NodeRecord) -> None:
     """Creates an entry whose node all agents wait for; returns when there is one."""
     for _ in range(_ROUNDS):
         change = store.swap_entry(node, Stored(None), NodeEntry(record))
-        if change.outcome is Outcome.SUCCEEDED or store.read_entry(node).value is not None:
+        if change.outcome is SwapOutcome.SUCCEEDED or store.read_entry(node).value is not None:
             return
     raise RuntimeError(f"the entry of node {node} is not created: {change.problem}; run it again")
 

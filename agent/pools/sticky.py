@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from agent.pools import block_protocol as protocol
-from agent.pools.block_protocol import Block
+from agent.pools.block_protocol import BlockRecord
 from agent.pools.grants_file import NO_TOKEN, Entry, Grants, State
 from agent.pools.key_search import KeySearch
 from agent.pools.memory import Memory, uses_pool
@@ -157,7 +157,7 @@ class StickyPlanning:
             self._waits[want] = wait._replace(block=None)
         return True
 
-    def _take(self, network: NetworkBlocks, want: Want, block: Network, stored: Stored[Block]) -> None:
+    def _take(self, network: NetworkBlocks, want: Want, block: Network, stored: Stored[BlockRecord]) -> None:
         """Writes the intent to claim the address of a pod, unless another node still has it."""
         memory = self._memory
         del self._searches[want]

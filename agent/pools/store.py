@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from agent.api_errors import ApiError, OutcomeUnknown
-from agent.pools.block_protocol import Block, NodeRecord, Outcome
+from agent.pools.block_protocol import BlockRecord, NodeRecord, SwapOutcome
 from agent.pools.space import Space
 from cni.address import Address, Network
 
@@ -108,29 +108,29 @@ class Changes(Protocol):
         """Ends the iteration, from any thread."""
 
 
-class Change(NamedTuple):
-    """The outcome of a compare-and-swap, and why it is not SUCCEEDED.
+class SwapReply(NamedTuple):
+    """A store's reply to a compare-and-swap: the outcome, and why it is not SUCCEEDED.
 
     `raw` is the new value as the store has it after SUCCEEDED, b"" if that is not known without another request.
     `space` is the one that the transaction of a block's change has read, None if the store has no transactions.
     """
 
-    outcome: Outcome
+    outcome: SwapOutcome
     problem: str = ""
     raw: bytes = b""
     space: Space | None = None
 
 
-def change_of(name: str, send: Callable[[], bytes]) -> Change:
-    """Returns the outcome of a compare-and-swap of an object; `send` returns the new form, b"" if it is lost."""
+def send_swap(name: str, send: Callable[[], bytes]) -> SwapReply:
+    """Sends a compare-and-swap of an object, and returns the reply; `send` returns the new form, b"" if it is lost."""
     try:
         if raw := send():
-            return Change(Outcome.SUCCEEDED, raw=raw)
+            return SwapReply(SwapOutcome.SUCCEEDED, raw=raw)
     except OutcomeUnknown as error:
-        return Change(Outcome.UNKNOWN, str(error))
+        return SwapReply(SwapOutcome.UNKNOWN, str(error))
     except ApiError as error:
-        return Change(Outcome.LOST, str(error))
-    return Change(Outcome.LOST, f"{name} is no longer as it was read")
+        return SwapReply(SwapOutcome.LOST, str(error))
+    return SwapReply(SwapOutcome.LOST, f"{name} is no longer as it was read")
 
 
 class Store(Protocol):
@@ -143,16 +143,16 @@ class Store(Protocol):
     def read_space(self) -> Stored[Space | None]:
         """Returns the space, None without one; raises ValueError if it is not valid."""
 
-    def swap_space(self, expected: Stored[Space | None], new: Space) -> Change:
+    def swap_space(self, expected: Stored[Space | None], new: Space) -> SwapReply:
         """Changes the space, as the administrator."""
 
-    def read_block(self, network: Network) -> Stored[Block]:
+    def read_block(self, block: Network) -> Stored[BlockRecord]:
         """Returns a block; FREE without an object."""
 
-    def list_blocks(self, owner: str = "") -> Mapping[Network, Stored[Block]]:
+    def list_blocks(self, owner: str = "") -> Mapping[Network, Stored[BlockRecord]]:
         """Returns all blocks that have ever been claimed, or those of one owner."""
 
-    def swap_block(self, network: Network, expected: Stored[Block], new: Block, note: BlockNote) -> Change:
+    def swap_block(self, block: Network, expected: Stored[BlockRecord], new: BlockRecord, note: BlockNote) -> SwapReply:
         """Changes a block; the note is stored with it."""
 
     def read_entry(self, node: str) -> Stored[NodeEntry | None]:
@@ -161,7 +161,7 @@ class Store(Protocol):
     def list_entries(self) -> Entries:
         """Returns the entries of all nodes."""
 
-    def swap_entry(self, node: str, expected: Stored[NodeEntry | None], new: NodeEntry) -> Change:
+    def swap_entry(self, node: str, expected: Stored[NodeEntry | None], new: NodeEntry) -> SwapReply:
         """Changes the entry of a node."""
 
     def list_problems(self) -> list[str]:

@@ -11,7 +11,7 @@ Each renaming is a symmetry of the steps: they compare these values for equality
 
 from collections.abc import Callable, Iterator
 
-from agent.pools.block_protocol import Block, BlockSwap, NodeRecord, Proof, RecordSwap, Token
+from agent.pools.block_protocol import BlockRecord, BlockSwap, NodeRecord, NodeSwap, Proof, Token
 from tests.block_model.state import Late, Machine, Model, Slot, State, Store
 from tests.block_model.world import records_in
 
@@ -27,7 +27,7 @@ def canonical(model: Model, state: State) -> State:
 def _without_dead_requests(model: Model, state: State) -> State:
     stores = [store for store in (state.store, state.backup) if store]
     records = {record for store in stores for record in store.records}
-    records |= {request.swap.new for request in state.late if isinstance(request.swap, RecordSwap)}
+    records |= {request.swap.new for request in state.late if isinstance(request.swap, NodeSwap)}
 
     def may_return(record: NodeRecord | None) -> bool:
         return record in records or (record is not None and _is_current(state, record))
@@ -55,7 +55,7 @@ def _is_current(state: State, record: NodeRecord) -> bool:
     return record.machine != "" and state.machines[int(record.machine)].instance == record.instance
 
 
-def _may_recur(expected: Block, value: Block) -> bool:
+def _may_recur(expected: BlockRecord, value: BlockRecord) -> bool:
     """Returns whether a block may get the expected value when it now has `value`, without a restore."""
     if expected.token.generation != value.token.generation:
         return expected.token.generation > value.token.generation
@@ -96,8 +96,8 @@ def _renumbered_generations(state: State) -> State:
     def token(old: Token | None, position: int) -> Token | None:
         return old and Token(old.epoch, old.generation - lowest[position])
 
-    def block(old: Block, position: int) -> Block:
-        return Block(old.owner, Token(old.token.epoch, old.token.generation - lowest[position]))
+    def block(old: BlockRecord, position: int) -> BlockRecord:
+        return BlockRecord(old.owner, Token(old.token.epoch, old.token.generation - lowest[position]))
 
     def slot(old: Slot, position: int) -> Slot:
         return Slot(token(old.held, position), token(old.grant, position), old.attached)
@@ -132,7 +132,7 @@ def permuted(state: State, order: list[int]) -> State:
     return _mapped(
         state,
         machines,
-        block=lambda old, _: Block(names[old.owner], old.token),
+        block=lambda old, _: BlockRecord(names[old.owner], old.token),
         record=lambda old: old._replace(machine=names[old.machine]),
         node=lambda old: int(names[str(old)]),
     )
@@ -142,7 +142,7 @@ def _mapped(
     state: State,
     machines: tuple[Machine, ...],
     *,
-    block: Callable[[Block, int], Block] = lambda old, position: old,
+    block: Callable[[BlockRecord, int], BlockRecord] = lambda old, position: old,
     record: Callable[[NodeRecord], NodeRecord] = lambda old: old,
     node: Callable[[int], int] = lambda old: old,
 ) -> State:
@@ -157,7 +157,7 @@ def _mapped(
         position, swap = old
         if isinstance(swap, BlockSwap):
             return Late(position, BlockSwap(block(swap.expected, position), block(swap.new, position)))
-        return Late(node(position), RecordSwap(swap.expected and record(swap.expected), record(swap.new)))
+        return Late(node(position), NodeSwap(swap.expected and record(swap.expected), record(swap.new)))
 
     return state._replace(
         store=store(state.store),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from agent.pools.block_protocol import Block
+from agent.pools.block_protocol import BlockRecord
 from tests.block_model.canonical import canonical
 from tests.block_model.state import Model, State
 from tests.block_model.world import booted, steps, with_machine
@@ -79,7 +79,7 @@ def _registered_grants_are_the_stores(model: Model, before: State, what: str, af
 def _is_in_store(model: Model, state: State, position: int, block: int) -> bool:
     """Returns whether the store has a machine's grant as owner and token of the block."""
     grant = state.machines[position].slots[block].grant
-    return grant is not None and state.store.blocks[block] == Block(model.node_of(position), grant)
+    return grant is not None and state.store.blocks[block] == BlockRecord(model.node_of(position), grant)
 
 
 INVARIANTS: dict[str, Invariant] = {

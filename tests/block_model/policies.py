@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from agent.pools import block_protocol as protocol
-from agent.pools.block_protocol import BlockSwap, Evidence, Outcome, Proof, RecordSwap, Token
+from agent.pools.block_protocol import BlockSwap, Evidence, NodeSwap, Proof, SwapOutcome, Token
 from tests.block_model.state import Model
 
 ONE = Model(machines=2, blocks=1)
@@ -68,13 +68,13 @@ def _claim_unregistered(agent, grant, block):
 
 
 def _held_after_failure(swap, outcome):
-    if outcome is Outcome.SUCCEEDED:
+    if outcome is SwapOutcome.SUCCEEDED:
         return swap.new.token if swap.new.owner else None
     return None if swap.new.owner else swap.expected.token
 
 
 def _register_unasserted(agent, grants, record):
-    return None if protocol.is_foreign(agent, record) else RecordSwap(record, agent.record)
+    return None if protocol.is_foreign(agent, record) else NodeSwap(record, agent.record)
 
 
 def _fence_any(proof, record):
@@ -112,7 +112,7 @@ POLICIES = {
     "a revoked block is granted again without a new generation": Policy("claim", _claim_in_place),
     "an unknown answer to giving back is a failure": Policy("held_after", _held_after_failure),
     "an unknown answer is a success": Policy(
-        "succeeded", lambda outcome: outcome is not Outcome.LOST, model=LATE_RESTORE
+        "succeeded", lambda outcome: outcome is not SwapOutcome.LOST, model=LATE_RESTORE
     ),
     "two reclaimers without the fence": Policy("reclaim", _reclaim_any, model=ONE._replace(keeps_proofs=True)),
     "a fence without compare-and-swap": Policy("fence", _fence_any, model=ONE._replace(keeps_proofs=True)),

@@ -6,7 +6,7 @@ positions, so machine 1 has `machines[1]`.
 
 from typing import NamedTuple, TypeVar
 
-from agent.pools.block_protocol import FREE, Agent, Block, BlockSwap, NodeRecord, Proof, RecordSwap, Token
+from agent.pools.block_protocol import FREE, AgentState, BlockRecord, BlockSwap, NodeRecord, NodeSwap, Proof, Token
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Store(NamedTuple):
     """The content of the store."""
 
     epoch: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[BlockRecord, ...]
     records: tuple[NodeRecord | None, ...]
 
 
@@ -44,7 +44,7 @@ class Late(NamedTuple):
     """A request that the store may still execute, at any time and more than once."""
 
     position: int  # of the block, or of the record
-    swap: BlockSwap | RecordSwap
+    swap: BlockSwap | NodeSwap
 
 
 class State(NamedTuple):
@@ -83,9 +83,9 @@ class Model(NamedTuple):
         """Returns the node ID of a machine."""
         return str(self.nodes[position] if self.nodes else position)
 
-    def agent_of(self, machine: Machine, position: int) -> Agent:
+    def agent_of(self, machine: Machine, position: int) -> AgentState:
         """Returns the agent of a machine, as the protocol's functions see it."""
-        return Agent(self.node_of(position), str(position), machine.instance, machine.epoch, machine.is_clear)
+        return AgentState(self.node_of(position), str(position), machine.instance, machine.epoch, machine.is_clear)
 
     @property
     def first(self) -> State:

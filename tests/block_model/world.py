@@ -13,7 +13,7 @@ What is one step here is one in each order of events:
 from collections.abc import Callable, Iterator
 
 from agent.pools import block_protocol as protocol
-from agent.pools.block_protocol import Agent, Block, BlockSwap, Evidence, NodeRecord, Outcome, RecordSwap, Token
+from agent.pools.block_protocol import BlockSwap, Evidence, NodeRecord, NodeSwap, SwapOutcome, Token
 from tests.block_model.state import Late, Machine, Model, Slot, State, Store, replaced
 
 Step = tuple[str, State]
@@ -40,7 +40,7 @@ def with_slot(machine: Machine, block: int, slot: Slot) -> Machine:
     return machine._replace(slots=replaced(machine.slots, block, slot))
 
 
-def executed(store: Store, position: int, swap: BlockSwap | RecordSwap) -> Store:
+def executed(store: Store, position: int, swap: BlockSwap | NodeSwap) -> Store:
     """Returns the store after a compare-and-swap."""
     if isinstance(swap, BlockSwap):
         return store._replace(blocks=replaced(store.blocks, position, swap.new))
@@ -73,7 +73,7 @@ def records_in(state: State) -> Iterator[NodeRecord]:
     if state.backup:
         yield from filter(None, state.backup.records)
     for late in state.late:
-        if isinstance(late.swap, RecordSwap):
+        if isinstance(late.swap, NodeSwap):
             yield from filter(None, late.swap)
     yield from (proof.record for proof in state.proofs)
 
@@ -113,11 +113,11 @@ def _agent_steps(model: Model, state: State, position: int, machine: Machine) ->
         return
     if not machine.is_clear:
         yield from _registration(model, state, position, agent)
-    for block, slot in enumerate(machine.slots):
-        yield from _block_steps(model, state, position, agent, block, slot)
+    for block in range(len(machine.slots)):
+        yield from _block_steps(model, state, position, agent, block)
 
 
-def _registration(model: Model, state: State, position: int, agent: Agent) -> Iterator[Step]:
+def _registration(model: Model, state: State, position: int, agent: protocol.AgentState) -> Iterator[Step]:
     machine, records = state.machines[position], state.store.records
     node = int(agent.node)
     swap = protocol.register(agent, [slot.grant for slot in machine.slots if slot.grant], records[node])
@@ -129,17 +129,18 @@ def _registration(model: Model, state: State, position: int, agent: Agent) -> It
         yield f"agent {position} looks at the records", with_machine(state, position, machine._replace(is_clear=True))
 
 
-def _block_steps(model: Model, state: State, position: int, agent: Agent, block: int, slot: Slot) -> Iterator[Step]:
+def _block_steps(model: Model, state: State, position: int, agent: protocol.AgentState, block: int) -> Iterator[Step]:
     """Yields what an agent may do with a block."""
     machine, value, name = state.machines[position], state.store.blocks[block], f"agent {position}"
+    slot = machine.slots[block]
 
-    def granted(swap: BlockSwap, before: Token) -> Callable[[Outcome], Machine]:
-        def answered(outcome: Outcome) -> Machine:
+    def granted(swap: BlockSwap, before: Token) -> Callable[[SwapOutcome], Machine]:
+        def answered(outcome: SwapOutcome) -> Machine:
             return with_slot(machine, block, slot._replace(grant=protocol.grant_after(before, swap, outcome)))
 
         return answered
 
-    def held(swap: BlockSwap) -> Callable[[Outcome], Machine]:
+    def held(swap: BlockSwap) -> Callable[[SwapOutcome], Machine]:
         return lambda outcome: with_slot(machine, block, slot._replace(held=protocol.held_after(swap, outcome)))
 
     if slot.grant and (swap := protocol.reassert(agent, slot.grant, value)):
@@ -155,12 +156,12 @@ def _block_steps(model: Model, state: State, position: int, agent: Agent, block:
 
 
 def _outcomes(
-    model: Model, state: State, position: int, what: str, request: Late, answered: Callable[[Outcome], Machine]
+    model: Model, state: State, position: int, what: str, request: Late, answered: Callable[[SwapOutcome], Machine]
 ) -> Iterator[Step]:
     """Yields the outcomes of an agent's request: executed and answered, or without an answer."""
     store = executed(state.store, request.position, request.swap)
-    yield what, with_machine(state, position, answered(Outcome.SUCCEEDED))._replace(store=store)
-    unanswered = with_machine(state, position, answered(Outcome.UNKNOWN))
+    yield what, with_machine(state, position, answered(SwapOutcome.SUCCEEDED))._replace(store=store)
+    unanswered = with_machine(state, position, answered(SwapOutcome.UNKNOWN))
     if len(state.late) < model.late:
         yield f"{what}: no answer", unanswered._replace(late=state.late | {request})
     else:
@@ -171,7 +172,7 @@ def _late_steps(state: State) -> Iterator[Step]:
     for request in state.late:
         position, swap = request
         yield f"the late request {swap} is lost", state._replace(late=state.late - {request})
-        value: Block | NodeRecord | None
+        value: protocol.BlockRecord | NodeRecord | None
         value = (state.store.blocks if isinstance(swap, BlockSwap) else state.store.records)[position]
         if value == swap.expected:
             late = state._replace(store=executed(state.store, position, swap))

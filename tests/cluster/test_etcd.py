@@ -19,7 +19,7 @@ from agent.api_errors import (
     Unauthorized,
     Untrusted,
 )
-from agent.pools.block_protocol import FREE, Block, NodeRecord, Outcome, Token
+from agent.pools.block_protocol import FREE, BlockRecord, NodeRecord, SwapOutcome, Token
 from agent.pools.etcd import EtcdStore, etcd_store
 from agent.pools.etcd_client import EtcdClient, User
 from agent.pools.store import BlockNote, EntryChanged, NodeEntry, Stored
@@ -32,7 +32,7 @@ from tests.support.machine import eventually
 
 BLOCK = ip_network("10.22.0.64/26")
 NODE = "a" * 32
-OWNED = Block(NODE, Token("epoch-1", 1))
+OWNED = BlockRecord(NODE, Token("epoch-1", 1))
 NOTE = BlockNote("default")
 PASSWORD = "correct horse"
 PROGRAMS = {"etcd-3.4": etcd.debian_etcd, "etcd-3.5": etcd.pypi_etcd}
@@ -59,7 +59,7 @@ def password_file(tmp_path: Path) -> Path:
     return path
 
 
-def claim(store: EtcdStore, block: Block = OWNED) -> Outcome:
+def claim(store: EtcdStore, block: BlockRecord = OWNED) -> SwapOutcome:
     return store.swap_block(BLOCK, store.read_block(BLOCK), block, NOTE).outcome
 
 
@@ -68,7 +68,7 @@ def test_a_user_has_a_password(member, password_file):
     member.enable_users(PASSWORD)
     url = member.urls[0]
     store = etcd_store([url], user="agent", password_file=password_file)
-    assert claim(store) is Outcome.SUCCEEDED
+    assert claim(store) is SwapOutcome.SUCCEEDED
     store.watch(store.list_entries().revision).close()
     with pytest.raises(ApiError, match=r"user name is empty .*; fix: set a user and a password file"):
         etcd_store([url]).read_block(BLOCK)
@@ -77,7 +77,7 @@ def test_a_user_has_a_password(member, password_file):
     with pytest.raises(Unauthorized, match=f"invalid user ID or password .*; fix: .*{password_file}"):
         store.read_block(BLOCK)
     change = store.swap_block(BLOCK, Stored(FREE), OWNED, NOTE)
-    assert change.outcome is Outcome.LOST
+    assert change.outcome is SwapOutcome.LOST
     password_file.write_text(PASSWORD)
     assert store.read_block(BLOCK).value == OWNED
 
@@ -97,7 +97,7 @@ def test_a_token_is_renewed(member, password_file):
     for _ in range(2):
         member.restart()
         change = store.swap_block(BLOCK, before, OWNED, NOTE)
-        assert change.outcome in (Outcome.SUCCEEDED, Outcome.LOST)
+        assert change.outcome in (SwapOutcome.SUCCEEDED, SwapOutcome.LOST)
     assert store.read_block(BLOCK).value == OWNED
     revision = store.list_entries().revision
     member.restart()
@@ -112,7 +112,7 @@ def test_a_token_is_renewed(member, password_file):
 def test_a_user_before_etcd_has_users(member, password_file):
     """A user that is set before etcd's authentication is enabled does no harm, and counts from then on."""
     store = etcd_store(member.urls, user="agent", password_file=password_file)
-    assert claim(store) is Outcome.SUCCEEDED
+    assert claim(store) is SwapOutcome.SUCCEEDED
     member.enable_users(PASSWORD)
     with pytest.raises(ApiError, match="user name is empty"):
         etcd_store(member.urls).read_block(BLOCK)
@@ -129,7 +129,7 @@ def test_a_user_without_the_right(member, password_file):
         with pytest.raises(Forbidden, match=r"permission denied .*; fix: grant the user's role"):
             attempt()
     change = store.swap_block(BLOCK, Stored(FREE), OWNED, NOTE)
-    assert change.outcome is Outcome.LOST
+    assert change.outcome is SwapOutcome.LOST
     assert "permission denied" in change.problem
 
 
@@ -138,7 +138,7 @@ def test_certificates(new_members, tls, tmp_path):
     with new_members(tls=tls).running() as member:
         files = {"ca": tls / "ca.crt", "cert": tls / "server.crt", "key": tls / "server.key"}
         store = etcd_store(member.urls, **files)
-        assert claim(store) is Outcome.SUCCEEDED
+        assert claim(store) is SwapOutcome.SUCCEEDED
         other = certificates.create(tmp_path)
         with pytest.raises(Untrusted, match=f"is not trusted: .* not that of {other}/ca.crt"):
             etcd_store(member.urls, **{**files, "ca": other / "ca.crt"}).read_block(BLOCK)
@@ -179,10 +179,10 @@ def test_a_full_store(new_members):
     """A change of a store above its quota is LOST, with the fix; reads work on, and so does it after the fix."""
     with new_members(options=["--quota-backend-bytes=1000000"]).running() as member:
         store = etcd_store(member.urls)
-        assert claim(store) is Outcome.SUCCEEDED
+        assert claim(store) is SwapOutcome.SUCCEEDED
         number = fill(member)
         change = store.swap_entry(NODE, Stored(None), NodeEntry(NodeRecord("m", "i", "e")))
-        assert change.outcome is Outcome.LOST
+        assert change.outcome is SwapOutcome.LOST
         assert "space exceeded" in change.problem
         assert "then `etcdctl alarm disarm`" in change.problem
         assert store.read_block(BLOCK).value == OWNED
@@ -193,22 +193,22 @@ def test_a_full_store(new_members):
         member.call("maintenance/defragment", {})
         for alarm in member.call("maintenance/alarm", {})["alarms"]:
             member.call("maintenance/alarm", {"action": "DEACTIVATE", **alarm})
-        assert claim(store, Block("", Token("epoch-1", 1))) is Outcome.SUCCEEDED
+        assert claim(store, BlockRecord("", Token("epoch-1", 1))) is SwapOutcome.SUCCEEDED
 
 
 def test_a_restored_store_refuses_what_was_read_before(member):
     """A restored store counts its revisions again: an equal revision with another value refuses a stale change."""
     store = etcd_store(member.urls)
     member.backup("copy")
-    assert claim(store) is Outcome.SUCCEEDED
+    assert claim(store) is SwapOutcome.SUCCEEDED
     before = store.read_block(BLOCK)
     store.list_entries()
     position = store.position
     member.restore("copy")
-    assert claim(store, Block("b" * 32, Token("epoch-1", 1))) is Outcome.SUCCEEDED
+    assert claim(store, BlockRecord("b" * 32, Token("epoch-1", 1))) is SwapOutcome.SUCCEEDED
     entries = store.list_entries()
     assert store.position == position  # nothing but the value shows the restore
-    assert store.swap_block(BLOCK, before, Block(NODE, Token("epoch-1", 2)), NOTE).outcome is Outcome.LOST
+    assert store.swap_block(BLOCK, before, BlockRecord(NODE, Token("epoch-1", 2)), NOTE).outcome is SwapOutcome.LOST
     store.watch(entries.revision).close()
     member.restore("copy")
     with pytest.raises(Expired):
@@ -225,10 +225,10 @@ def test_three_members_and_a_stopped_leader(new_members):
         store = etcd_store(urls)  # a new one: on a slow machine the first may already use another member
         started = time.monotonic()
         change = store.swap_block(BLOCK, before, OWNED, NOTE)
-        assert change.outcome is Outcome.UNKNOWN
+        assert change.outcome is SwapOutcome.UNKNOWN
         assert "has sent no answer in time" in change.problem
         assert 2.5 < time.monotonic() - started < 30
-        assert eventually(lambda: claim(store) is Outcome.SUCCEEDED, within_s=60)
+        assert eventually(lambda: claim(store) is SwapOutcome.SUCCEEDED, within_s=60)
         cluster.resume(leader)
         store = etcd_store([urls[0]])
         assert store.read_block(BLOCK).value == OWNED
@@ -254,13 +254,14 @@ def test_the_next_endpoint(member):
         closed.bind(("127.0.0.1", 0))
         refusing = f"http://127.0.0.1:{closed.getsockname()[1]}"
         store = etcd_store([refusing, member.urls[0]])
-        assert claim(store) is Outcome.SUCCEEDED
+        assert claim(store) is SwapOutcome.SUCCEEDED
         proxy.mode = Mode.STALL
         store = EtcdStore(EtcdClient([proxy.url, refusing, member.urls[0]], timeout_s=0.3), "default")
         before = etcd_store(member.urls).read_block(BLOCK)
-        change = store.swap_block(BLOCK, before, Block(NODE, Token("epoch-1", 2)), NOTE)
-        assert change.outcome is Outcome.UNKNOWN
-        assert store.swap_block(BLOCK, before, Block(NODE, Token("epoch-1", 2)), NOTE).outcome is Outcome.SUCCEEDED
+        change = store.swap_block(BLOCK, before, BlockRecord(NODE, Token("epoch-1", 2)), NOTE)
+        assert change.outcome is SwapOutcome.UNKNOWN
+        change = store.swap_block(BLOCK, before, BlockRecord(NODE, Token("epoch-1", 2)), NOTE)
+        assert change.outcome is SwapOutcome.SUCCEEDED
         store = EtcdStore(EtcdClient([proxy.url, member.urls[0]], timeout_s=0.3), "default")
         assert store.read_block(BLOCK).value.token.generation == 2
 
@@ -296,6 +297,6 @@ def test_other_answers(fault, kind):
         server.faults.append(fault)
         with pytest.raises(kind):
             store.read_block(BLOCK)
-        for status, outcome in ((500, Outcome.UNKNOWN), (503, Outcome.UNKNOWN), (404, Outcome.LOST)):
+        for status, outcome in ((500, SwapOutcome.UNKNOWN), (503, SwapOutcome.UNKNOWN), (404, SwapOutcome.LOST)):
             server.faults.append(Fault(status=status, body=b""))
             assert store.swap_block(BLOCK, Stored(FREE), OWNED, NOTE).outcome is outcome

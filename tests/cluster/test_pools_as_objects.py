@@ -10,7 +10,7 @@ from agent.api_errors import Invalid
 from agent.pools import admin_changes
 from agent.pools.acceptance import Acceptance
 from agent.pools.admin_changes import Refusal
-from agent.pools.block_protocol import Block, NodeRecord, Outcome, Token
+from agent.pools.block_protocol import BlockRecord, NodeRecord, SwapOutcome, Token
 from agent.pools.cluster_view import digest_of_space
 from agent.pools.kubernetes_store import kubernetes_store
 from agent.pools.node_report import LocalReport
@@ -75,15 +75,15 @@ class Cluster:
         space = self.store.read_space().value
         assert space
         entry = NodeEntry(NodeRecord("machine-1", "boot/uid", space.epoch), "worker-1")
-        assert self.store.swap_entry(NODE, Stored(None), entry).outcome is Outcome.SUCCEEDED
+        assert self.store.swap_entry(NODE, Stored(None), entry).outcome is SwapOutcome.SUCCEEDED
         self.set_owner(NODE)
 
     def set_owner(self, owner: str) -> None:
         """Gives the block to a node, or back."""
         before, space = self.store.read_block(BLOCK), self.store.read_space().value
         assert space
-        block = Block(owner, Token(space.epoch, before.value.token.generation + bool(owner)))
-        assert self.store.swap_block(BLOCK, before, block, BlockNote("default")).outcome is Outcome.SUCCEEDED
+        block = BlockRecord(owner, Token(space.epoch, before.value.token.generation + bool(owner)))
+        assert self.store.swap_block(BLOCK, before, block, BlockNote("default")).outcome is SwapOutcome.SUCCEEDED
 
 
 @pytest.fixture
@@ -219,9 +219,9 @@ def test_one_of_two_agents_decides(cluster):
     cluster.apply(DEFAULT)
     stored = cluster.store.read_space()
     pools = parse_space({"pools": [DEFAULT]}).pools
-    assert cluster.store.swap_space(stored, Space("e1", pools)).outcome is Outcome.SUCCEEDED
-    assert cluster.store.swap_space(stored, Space("e2", pools)).outcome is Outcome.LOST
-    assert cluster.store.refuse_pools(stored, "Refused", "no").outcome is Outcome.LOST
+    assert cluster.store.swap_space(stored, Space("e1", pools)).outcome is SwapOutcome.SUCCEEDED
+    assert cluster.store.swap_space(stored, Space("e2", pools)).outcome is SwapOutcome.LOST
+    assert cluster.store.refuse_pools(stored, "Refused", "no").outcome is SwapOutcome.LOST
     assert cluster.store.read_space().value == Space("e1", pools)
 
 
@@ -230,7 +230,9 @@ def test_a_decision_about_an_older_spec_is_lost(cluster):
     cluster.apply(DEFAULT)
     stored = cluster.store.read_space()
     cluster.apply(MORE)
-    assert cluster.store.swap_space(stored, parse_space({"pools": [DEFAULT], "epoch": "e1"})).outcome is Outcome.LOST
+    assert (
+        cluster.store.swap_space(stored, parse_space({"pools": [DEFAULT], "epoch": "e1"})).outcome is SwapOutcome.LOST
+    )
     assert cluster.pools() == []
     assert (cluster.decide()[0], cluster.pools()) == ("True", ["more"])
 

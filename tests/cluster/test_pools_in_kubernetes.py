@@ -10,7 +10,7 @@ from agent.api_errors import ApiError, Expired, Forbidden, Invalid, NotFound, Un
 from agent.api_server import Server
 from agent.kubernetes import Client
 from agent.pools import documents
-from agent.pools.block_protocol import FREE, Block, NodeRecord, Outcome, Token
+from agent.pools.block_protocol import FREE, BlockRecord, NodeRecord, SwapOutcome, Token
 from agent.pools.kubernetes_store import GROUP, OWNER_LABEL, SPACE_LABEL, KubernetesStore, kubernetes_store
 from agent.pools.space import Space
 from agent.pools.store import BlockNote, NodeEntry, Stored
@@ -20,13 +20,13 @@ from tests.support.stores import delete, replace
 
 BLOCK = ip_network("10.22.0.64/26")
 NODE = "a" * 32
-OWNED = Block(NODE, Token("epoch-1", 1))
+OWNED = BlockRecord(NODE, Token("epoch-1", 1))
 NOTE = BlockNote("default", "worker-1")
 ENTRY = NodeEntry(NodeRecord("machine", "instance", "epoch-1"), "worker-1")
 PATH = f"/apis/{GROUP}/v1/ipblocks/default-0a160040-26"
 
 
-def claim(store: KubernetesStore, block: Block = OWNED) -> Outcome:
+def claim(store: KubernetesStore, block: BlockRecord = OWNED) -> SwapOutcome:
     return store.swap_block(BLOCK, store.read_block(BLOCK), block, NOTE).outcome
 
 
@@ -41,7 +41,7 @@ def admin(pools) -> Client:
 def claimed(admin) -> KubernetesStore:
     """The administrator's store, in which a node owns the block."""
     store = kubernetes_store(admin)
-    assert claim(store) is Outcome.SUCCEEDED
+    assert claim(store) is SwapOutcome.SUCCEEDED
     return store
 
 
@@ -49,14 +49,14 @@ def test_rights_of_agents(pools, admin):
     """An agent with the rights of deploy/pools/ claims blocks, watches, changes the space, deletes nothing."""
     agent = pools.client("agent")
     store = kubernetes_store(agent)
-    assert store.swap_space(Stored(None), Space("epoch-1", ())).outcome is Outcome.SUCCEEDED
-    assert claim(store) is Outcome.SUCCEEDED
-    assert store.swap_block(BLOCK, store.read_block(BLOCK), FREE, NOTE).outcome is Outcome.SUCCEEDED
-    assert store.swap_entry(NODE, Stored(None), ENTRY).outcome is Outcome.SUCCEEDED
+    assert store.swap_space(Stored(None), Space("epoch-1", ())).outcome is SwapOutcome.SUCCEEDED
+    assert claim(store) is SwapOutcome.SUCCEEDED
+    assert store.swap_block(BLOCK, store.read_block(BLOCK), FREE, NOTE).outcome is SwapOutcome.SUCCEEDED
+    assert store.swap_entry(NODE, Stored(None), ENTRY).outcome is SwapOutcome.SUCCEEDED
     assert store.list_problems() == []
     assert set(store.list_blocks()) == {BLOCK}
     store.watch(store.list_entries().revision).close()
-    assert store.swap_space(store.read_space(), Space("epoch-2", ())).outcome is Outcome.SUCCEEDED
+    assert store.swap_space(store.read_space(), Space("epoch-2", ())).outcome is SwapOutcome.SUCCEEDED
     for attempt in (lambda: delete(agent, PATH), lambda: replace(agent, PATH, admin.get(PATH))):
         with pytest.raises(Forbidden):
             attempt()
@@ -69,7 +69,7 @@ def test_without_rights(pools):
     for read in (*reads, lambda: store.read_block(BLOCK), lambda: store.watch("1")):
         with pytest.raises(Forbidden, match=r"forbidden: .* cannot .*; fix: grant the right"):
             read()
-    assert store.swap_block(BLOCK, Stored(FREE), OWNED, NOTE).outcome is Outcome.LOST
+    assert store.swap_block(BLOCK, Stored(FREE), OWNED, NOTE).outcome is SwapOutcome.LOST
     with pytest.raises(Unauthorized):
         kubernetes_store(pools.client("expired")).list_blocks()
 
@@ -77,7 +77,7 @@ def test_without_rights(pools):
 def test_an_object_has_what_people_select(admin, claimed):
     """A block has labels for its space and its owner, and its CIDR; the owner's label is empty for a free block."""
     for owner in (NODE, ""):
-        assert claim(claimed, Block(owner, OWNED.token)) is Outcome.SUCCEEDED
+        assert claim(claimed, BlockRecord(owner, OWNED.token)) is SwapOutcome.SUCCEEDED
         block: Any = admin.get(PATH)
         assert block["metadata"]["labels"] == {SPACE_LABEL: "default", OWNER_LABEL: owner}
         assert block["spec"]["cidr"] == str(BLOCK)
@@ -88,8 +88,8 @@ def test_spaces_do_not_see_each_other(admin):
     names = ("default", "default-0a160040", "x")
     for number, name in enumerate(names):
         store = kubernetes_store(admin, name)
-        assert claim(store, Block(NODE, Token("e", number + 1))) is Outcome.SUCCEEDED
-        assert store.swap_entry(NODE, Stored(None), ENTRY._replace(name=name)).outcome is Outcome.SUCCEEDED
+        assert claim(store, BlockRecord(NODE, Token("e", number + 1))) is SwapOutcome.SUCCEEDED
+        assert store.swap_entry(NODE, Stored(None), ENTRY._replace(name=name)).outcome is SwapOutcome.SUCCEEDED
     for number, name in enumerate(names):
         store = kubernetes_store(admin, name)
         for blocks in (store.list_blocks(), store.list_blocks(NODE)):
@@ -102,21 +102,21 @@ def test_another_object_of_the_same_name(admin, claimed):
     """A block that was deleted and created again with the same content is not the one that was read."""
     before = claimed.read_block(BLOCK)
     delete(admin, PATH)
-    assert claim(claimed) is Outcome.SUCCEEDED
+    assert claim(claimed) is SwapOutcome.SUCCEEDED
     assert claimed.read_block(BLOCK).value == before.value
-    assert claimed.swap_block(BLOCK, before, Block(NODE, Token("epoch-1", 2)), NOTE).outcome is Outcome.LOST
+    assert claimed.swap_block(BLOCK, before, BlockRecord(NODE, Token("epoch-1", 2)), NOTE).outcome is SwapOutcome.LOST
 
 
 def test_labels_that_a_person_removes(admin, claimed):
     """Without its labels an entry is in the list, and a block is changed, which restores them."""
-    assert claimed.swap_entry(NODE, Stored(None), ENTRY).outcome is Outcome.SUCCEEDED
+    assert claimed.swap_entry(NODE, Stored(None), ENTRY).outcome is SwapOutcome.SUCCEEDED
     for path in (PATH, f"/apis/{GROUP}/v1/ipnodes/default-{NODE}"):
         document: dict[str, Any] = dict(admin.get(path))
         del document["metadata"]["labels"]
         replace(admin, path, document)
     assert set(claimed.list_entries().by_node) == {NODE}
     assert claimed.list_blocks(NODE) == {}
-    assert claim(claimed, Block(NODE, Token("epoch-1", 2))) is Outcome.SUCCEEDED
+    assert claim(claimed, BlockRecord(NODE, Token("epoch-1", 2))) is SwapOutcome.SUCCEEDED
     assert set(claimed.list_blocks(NODE)) == {BLOCK}
 
 
@@ -143,17 +143,17 @@ def test_missing_kinds(double, client):
             read()
     for expected in (Stored(FREE), Stored(OWNED, documents.encode({"uid": "u", "spec": {}}))):
         change = store.swap_block(BLOCK, expected, OWNED, NOTE)
-        assert change.outcome is Outcome.LOST
+        assert change.outcome is SwapOutcome.LOST
         assert "kubectl apply" in change.problem
 
 
 @pytest.mark.parametrize(
     ("fault", "outcome"),
     [
-        *((Fault(status=status), Outcome.LOST) for status in (429, 409, 422)),
-        *((Fault(status=status), Outcome.UNKNOWN) for status in (500, 504)),
-        *((fault, Outcome.UNKNOWN) for fault in (Fault(lost=True), Fault(cut=True), Fault(half=True))),
-        (Fault(status=200, body=b"<html>"), Outcome.UNKNOWN),
+        *((Fault(status=status), SwapOutcome.LOST) for status in (429, 409, 422)),
+        *((Fault(status=status), SwapOutcome.UNKNOWN) for status in (500, 504)),
+        *((fault, SwapOutcome.UNKNOWN) for fault in (Fault(lost=True), Fault(cut=True), Fault(half=True))),
+        (Fault(status=200, body=b"<html>"), SwapOutcome.UNKNOWN),
     ],
 )
 def test_outcomes(double, client, fault, outcome):
@@ -199,7 +199,7 @@ def test_objects_of_other_shapes(double, client, document):
     assert store.read_block(BLOCK).value == documents.DAMAGED_BLOCK
     assert store.list_blocks()[BLOCK].problem
     assert len(store.list_problems()) == 1
-    assert claim(store) is Outcome.LOST
+    assert claim(store) is SwapOutcome.LOST
 
 
 def test_a_name_that_no_space_has(client):

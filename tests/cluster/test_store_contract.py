@@ -13,8 +13,9 @@ from ipaddress import ip_address, ip_network
 import pytest
 
 from agent.api_errors import ApiError, Expired, Invalid
+from agent.pools import block_protocol as protocol
 from agent.pools import documents
-from agent.pools.block_protocol import FREE, MISSING, Agent, Block, NodeRecord, Outcome, Token, is_foreign
+from agent.pools.block_protocol import FREE, MISSING, BlockRecord, NodeRecord, SwapOutcome, Token
 from agent.pools.documents import DAMAGED_BLOCK, DAMAGED_ENTRY
 from agent.pools.space import ROUTED, Pool, Space
 from agent.pools.store import BlockNote, Changes, EntryChanged, NodeEntry, SpaceChanged, Store, Stored
@@ -33,13 +34,13 @@ ENTRY = NodeEntry(
 )
 
 
-def owned(node: str, generation: int = 1, epoch: str = "epoch-1") -> Block:
-    return Block(node, Token(epoch, generation))
+def owned(node: str, generation: int = 1, epoch: str = "epoch-1") -> BlockRecord:
+    return BlockRecord(node, Token(epoch, generation))
 
 
-def claimed(store: Store) -> Stored[Block]:
+def claimed(store: Store) -> Stored[BlockRecord]:
     """Claims BLOCK for A and returns it as it is stored."""
-    assert store.swap_block(BLOCK, store.read_block(BLOCK), owned(A), NOTE).outcome is Outcome.SUCCEEDED
+    assert store.swap_block(BLOCK, store.read_block(BLOCK), owned(A), NOTE).outcome is SwapOutcome.SUCCEEDED
     return store.read_block(BLOCK)
 
 
@@ -85,7 +86,7 @@ def test_a_block_is_stored_as_it_is(store, other):
     assert other.list_blocks() == {BLOCK: block}
     assert other.list_blocks(A) == {BLOCK: block}
     assert other.list_blocks(B) == {}
-    assert store.swap_block(OTHER_BLOCK, Stored(FREE), owned(B), BlockNote()).outcome is Outcome.SUCCEEDED
+    assert store.swap_block(OTHER_BLOCK, Stored(FREE), owned(B), BlockNote()).outcome is SwapOutcome.SUCCEEDED
     assert set(other.list_blocks()) == {BLOCK, OTHER_BLOCK}
     assert set(other.list_blocks(A)) == {BLOCK}
 
@@ -93,11 +94,11 @@ def test_a_block_is_stored_as_it_is(store, other):
 def test_a_block_is_changed_only_as_it_was_read(store):
     """A compare-and-swap of a block that has changed since is lost, and changes nothing."""
     first = claimed(store)
-    assert store.swap_block(BLOCK, first, owned(A, 2), NOTE).outcome is Outcome.SUCCEEDED
+    assert store.swap_block(BLOCK, first, owned(A, 2), NOTE).outcome is SwapOutcome.SUCCEEDED
     second = store.read_block(BLOCK)
     for expected in (Stored(FREE), first):
         change = store.swap_block(BLOCK, expected, owned(B, 3), NOTE)
-        assert change.outcome is Outcome.LOST
+        assert change.outcome is SwapOutcome.LOST
         assert change.problem
     assert store.read_block(BLOCK) == second
     assert second.value == owned(A, 2)
@@ -106,12 +107,12 @@ def test_a_block_is_changed_only_as_it_was_read(store):
 def test_a_free_block_has_another_owner_in_the_lists(store):
     """A free block keeps its token, is in the list of all blocks and in that of no owner, and can be claimed again."""
     free = claimed(store)._replace(value=FREE)
-    assert store.swap_block(BLOCK, free, owned(""), BlockNote()).outcome is Outcome.SUCCEEDED
+    assert store.swap_block(BLOCK, free, owned(""), BlockNote()).outcome is SwapOutcome.SUCCEEDED
     free_again = store.read_block(BLOCK)
     assert free_again.value == owned("")
     assert store.list_blocks() == {BLOCK: free_again}
     assert store.list_blocks(A) == {}
-    assert store.swap_block(BLOCK, free_again, owned(B, 2), NOTE).outcome is Outcome.SUCCEEDED
+    assert store.swap_block(BLOCK, free_again, owned(B, 2), NOTE).outcome is SwapOutcome.SUCCEEDED
     assert set(store.list_blocks(B)) == {BLOCK}
 
 
@@ -123,14 +124,14 @@ def test_a_race_has_one_winner(server, store, exists):
     stores = [server.connect(server.url) for _ in nodes]
     start = threading.Barrier(len(nodes))
 
-    def swap(node: str, store: Store) -> Outcome:
+    def swap(node: str, store: Store) -> SwapOutcome:
         start.wait()
         return store.swap_block(BLOCK, before, owned(node, 2), NOTE).outcome
 
     with ThreadPoolExecutor(len(nodes)) as threads:
         outcomes = list(threads.map(swap, nodes, stores))
     assert sorted(outcome.name for outcome in outcomes) == ["LOST"] * 9 + ["SUCCEEDED"]
-    assert store.read_block(BLOCK).value == owned(nodes[outcomes.index(Outcome.SUCCEEDED)], 2)
+    assert store.read_block(BLOCK).value == owned(nodes[outcomes.index(SwapOutcome.SUCCEEDED)], 2)
 
 
 def test_values_are_compared_and_not_revisions(server, store):
@@ -138,29 +139,29 @@ def test_values_are_compared_and_not_revisions(server, store):
     before = claimed(store)
     name = documents.block_name(BLOCK)
     server.put(f"blocks/{name}", documents.encode(documents.format_block(BLOCK, owned(A, 7), NOTE)))
-    assert store.swap_block(BLOCK, before, owned(A, 2), NOTE).outcome is Outcome.LOST
+    assert store.swap_block(BLOCK, before, owned(A, 2), NOTE).outcome is SwapOutcome.LOST
     server.put(f"blocks/{name}", documents.encode(documents.format_block(BLOCK, owned(A), NOTE)))
-    assert store.swap_block(BLOCK, before, owned(A, 2), NOTE).outcome is Outcome.SUCCEEDED
+    assert store.swap_block(BLOCK, before, owned(A, 2), NOTE).outcome is SwapOutcome.SUCCEEDED
 
 
 def test_a_deleted_block_is_not_as_it_was_read(server, store):
     """A block that a person has deleted is free, and a change of its former value is lost."""
     before = claimed(store)
     server.put(f"blocks/{documents.block_name(BLOCK)}", None)
-    assert store.swap_block(BLOCK, before, owned(A, 2), NOTE).outcome is Outcome.LOST
+    assert store.swap_block(BLOCK, before, owned(A, 2), NOTE).outcome is SwapOutcome.LOST
     assert store.read_block(BLOCK) == Stored(FREE)
 
 
 def test_an_entry_is_stored_as_it_is(store, other):
     """Another client reads an entry with its addresses and networks, alone and in the list; a stale swap is lost."""
-    assert store.swap_entry(A, store.read_entry(A), ENTRY).outcome is Outcome.SUCCEEDED
+    assert store.swap_entry(A, store.read_entry(A), ENTRY).outcome is SwapOutcome.SUCCEEDED
     entry = other.read_entry(A)
     assert entry.value == ENTRY
     fenced = ENTRY._replace(record=ENTRY.record._replace(is_fenced=True))
-    assert store.swap_entry(A, entry, fenced).outcome is Outcome.SUCCEEDED
-    assert other.swap_entry(A, entry, ENTRY).outcome is Outcome.LOST
-    assert other.swap_entry(A, Stored(None), ENTRY).outcome is Outcome.LOST
-    assert other.swap_entry(B, Stored(None), NodeEntry(MISSING)).outcome is Outcome.SUCCEEDED
+    assert store.swap_entry(A, entry, fenced).outcome is SwapOutcome.SUCCEEDED
+    assert other.swap_entry(A, entry, ENTRY).outcome is SwapOutcome.LOST
+    assert other.swap_entry(A, Stored(None), ENTRY).outcome is SwapOutcome.LOST
+    assert other.swap_entry(B, Stored(None), NodeEntry(MISSING)).outcome is SwapOutcome.SUCCEEDED
     entries = other.list_entries().by_node
     assert {node: entry.value for node, entry in entries.items()} == {A: fenced, B: NodeEntry(MISSING)}
     assert entries[A] == store.read_entry(A)
@@ -168,12 +169,12 @@ def test_an_entry_is_stored_as_it_is(store, other):
 
 def test_a_space_is_stored_as_it_is(store, other):
     """The space is created once, changed as it was read, and read by others."""
-    assert store.swap_space(store.read_space(), Space("epoch-1", POOLS)).outcome is Outcome.SUCCEEDED
+    assert store.swap_space(store.read_space(), Space("epoch-1", POOLS)).outcome is SwapOutcome.SUCCEEDED
     first = other.read_space()
     assert first.value == Space("epoch-1", POOLS)
-    assert other.swap_space(first, Space("epoch-2", POOLS)).outcome is Outcome.SUCCEEDED
-    assert store.swap_space(first, Space("epoch-3", ())).outcome is Outcome.LOST
-    assert store.swap_space(Stored(None), Space("epoch-3", ())).outcome is Outcome.LOST
+    assert other.swap_space(first, Space("epoch-2", POOLS)).outcome is SwapOutcome.SUCCEEDED
+    assert store.swap_space(first, Space("epoch-3", ())).outcome is SwapOutcome.LOST
+    assert store.swap_space(Stored(None), Space("epoch-3", ())).outcome is SwapOutcome.LOST
     assert store.read_space().value == Space("epoch-2", POOLS)
 
 
@@ -209,15 +210,15 @@ def is_refused(server: StoreServer, key: str, raw: bytes) -> bool:
 @pytest.mark.parametrize("raw", DAMAGED)
 def test_a_damaged_block_is_never_free(server, store, raw):
     """A block that a person has damaged belongs to no node, is not changed, and is named with a fix."""
-    assert store.swap_block(OTHER_BLOCK, Stored(FREE), owned(A), NOTE).outcome is Outcome.SUCCEEDED
+    assert store.swap_block(OTHER_BLOCK, Stored(FREE), owned(A), NOTE).outcome is SwapOutcome.SUCCEEDED
     if is_refused(server, f"blocks/{documents.block_name(BLOCK)}", raw):
         return
     block = store.read_block(BLOCK)
     assert block.value == DAMAGED_BLOCK != FREE
     assert str(BLOCK) in block.problem
     assert "; fix: " in block.problem
-    assert store.swap_block(BLOCK, block, owned(A), NOTE).outcome is Outcome.LOST
-    assert store.swap_block(BLOCK, Stored(FREE), owned(A), NOTE).outcome is Outcome.LOST
+    assert store.swap_block(BLOCK, block, owned(A), NOTE).outcome is SwapOutcome.LOST
+    assert store.swap_block(BLOCK, Stored(FREE), owned(A), NOTE).outcome is SwapOutcome.LOST
     assert store.read_block(BLOCK) == block
     assert store.list_blocks()[BLOCK] == block
     assert set(store.list_blocks(A)) == {OTHER_BLOCK}
@@ -227,7 +228,7 @@ def test_a_damaged_block_is_never_free(server, store, raw):
 @pytest.mark.parametrize("raw", [b"{}", b'{"machine":"m","instance":"i","epoch":"epoch-1","fenced":"no"}'])
 def test_a_damaged_entry_is_foreign_to_all(server, store, raw):
     """An entry that a person has damaged is in the list, of no epoch and foreign to all; the others are as before."""
-    assert store.swap_entry(B, Stored(None), ENTRY).outcome is Outcome.SUCCEEDED
+    assert store.swap_entry(B, Stored(None), ENTRY).outcome is SwapOutcome.SUCCEEDED
     if is_refused(server, f"nodes/{A}", raw):
         return
     server.put(f"nodes/{A}", None)
@@ -239,8 +240,8 @@ def test_a_damaged_entry_is_foreign_to_all(server, store, raw):
     assert change == EntryChanged(A, DAMAGED_ENTRY, change.revision, entries[A].problem)
     assert entries[B].value == ENTRY
     assert A in entries[A].problem
-    assert is_foreign(Agent(A, "machine-1", "boot-1"), entries[A].value.record)
-    assert store.swap_entry(A, entries[A], ENTRY).outcome is Outcome.LOST
+    assert protocol.is_foreign(protocol.AgentState(A, "machine-1", "boot-1"), entries[A].value.record)
+    assert store.swap_entry(A, entries[A], ENTRY).outcome is SwapOutcome.LOST
     assert store.list_problems() == [entries[A].problem]
 
 
@@ -337,7 +338,7 @@ def test_a_lost_answer_is_unknown(server, mode, executed, first):
         before = store.read_block(BLOCK) if first else claimed(store)
         proxy.mode = mode
         change = store.swap_block(BLOCK, before, owned(A, 5), NOTE)
-        assert change.outcome is Outcome.UNKNOWN
+        assert change.outcome is SwapOutcome.UNKNOWN
         assert "the connection to" in change.problem
         proxy.mode = Mode.FORWARD
         after = store.read_block(BLOCK)
@@ -353,7 +354,7 @@ def test_a_stopped_server(server):
     with proxy.running():
         store = server.connect(proxy.url)
     change = store.swap_block(BLOCK, Stored(FREE), owned(A), NOTE)
-    assert change.outcome is Outcome.LOST
+    assert change.outcome is SwapOutcome.LOST
     assert "no connection to" in change.problem
     with pytest.raises(ApiError, match=r"no connection to .*; fix: check that the server runs"):
         store.read_block(BLOCK)
@@ -376,7 +377,7 @@ def test_a_change_of_a_block_may_have_the_space(server, store):
     assert store.swap_block(BLOCK, Stored(FREE), owned(A, 1), NOTE).space is None
     spaces = []
     for generation, epoch in ((2, "epoch-1"), (3, "epoch-2")):
-        assert store.swap_space(store.read_space(), Space(epoch, POOLS)).outcome is Outcome.SUCCEEDED
+        assert store.swap_space(store.read_space(), Space(epoch, POOLS)).outcome is SwapOutcome.SUCCEEDED
         spaces.append(store.swap_block(BLOCK, store.read_block(BLOCK), owned(A, generation), NOTE).space)
     expected = [Space("epoch-1", POOLS), Space("epoch-2", POOLS)]
     assert spaces == (expected if server.has_transactions else [None, None])

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from agent.pools.block_protocol import MISSING, Outcome
-from agent.pools.store import Change
+from agent.pools.block_protocol import MISSING, SwapOutcome
+from agent.pools.store import SwapReply
 from tests.support.admin_world import DEFAULT, EPOCH, ONE, THREE, TWO, healthy
 from tests.support.pools_tool import printed, serving
 from tests.support.store_double import Fault
@@ -47,7 +47,7 @@ def test_pools_replace_an_object_that_is_refused(tool, store, monkeypatch):
 
     def swap_space(_, new):
         written.append(new)
-        return Change(Outcome.SUCCEEDED)
+        return SwapReply(SwapOutcome.SUCCEEDED)
 
     monkeypatch.setattr(store, "swap_space", swap_space)
     text = tool.text("pools", "--set", tool.write_pools(DEFAULT), "--yes")

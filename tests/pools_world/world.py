@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.pools import documents, reclaim
-from agent.pools.block_protocol import Block, Evidence
+from agent.pools.block_protocol import BlockRecord, Evidence
 from agent.pools.grants_file import State
 from agent.pools.reclaim import Suspect
 from agent.pools.space import parse_space
@@ -50,7 +50,7 @@ class World:
         self.proofs: list[Proven] = []
         self.backup: Snapshot | None = None
         self._epochs = 0
-        self._blocks: dict[Network, Block] = {}
+        self._blocks: dict[Network, BlockRecord] = {}
         self._watch_writes()
         self.broken: BrokenInvariant | None = None
 
@@ -166,7 +166,7 @@ class World:
             for entry in node.entries:
                 if entry.grant is None:
                     continue
-                is_stores = blocks.get(entry.block) == Block(node.node, entry.grant)
+                is_stores = blocks.get(entry.block) == BlockRecord(node.node, entry.grant)
                 if entry.grant.epoch == epoch and not is_stores:
                     raise BrokenInvariant("I2", f"{node.boot_id} has {entry}, the store {blocks.get(entry.block)}")
                 if is_clear and not is_stores:
@@ -205,17 +205,17 @@ class World:
         before, self._blocks = self._blocks, self._read_blocks()
         epoch = self._epoch()
         for block, new in self._blocks.items():
-            old = before.get(block, Block("", new.token._replace(generation=0)))
+            old = before.get(block, BlockRecord("", new.token._replace(generation=0)))
             rise = new.token.generation - old.token.generation
             if rise < 0 or (rise == 0 and new.owner not in ("", old.owner)):
                 raise BrokenInvariant("I3", f"block {block}: {old} became {new}")
             for node in self.nodes if old.owner and not new.owner else ():
                 for entry in node.entries:
-                    is_in_use = entry.block == block and old == Block(node.node, entry.token)
+                    is_in_use = entry.block == block and old == BlockRecord(node.node, entry.token)
                     if is_in_use and entry.grant and entry.grant.epoch == epoch:
                         raise BrokenInvariant("I4", f"block {block} became free, and {node.boot_id} has {entry}")
 
-    def _read_blocks(self) -> dict[Network, Block]:
+    def _read_blocks(self) -> dict[Network, BlockRecord]:
         objects = self.store.objects
         return {_network(key): _block(raw) for key, raw in objects.items() if key.startswith("blocks/")}
 
@@ -288,7 +288,7 @@ _ANY = ip_network("10.0.0.0/26")  # of the text of a problem
 
 
 @lru_cache(4096)
-def _block(raw: bytes) -> Block:
+def _block(raw: bytes) -> BlockRecord:
     return documents.stored_block(_ANY, raw).value
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 
 from agent.pools.admin import Admin
-from agent.pools.block_protocol import Block, NodeRecord, Outcome, Token
+from agent.pools.block_protocol import BlockRecord, NodeRecord, SwapOutcome, Token
 from agent.pools.node_report import LocalBlock, LocalReport
 from agent.pools.space import parse_space
 from agent.pools.store import BlockNote, NodeEntry
@@ -32,23 +32,23 @@ class World:
     def set_space(self, *pools: dict[str, object], epoch: str = EPOCH) -> None:
         """Writes the space as it is, without the checks of a change."""
         space = parse_space({"epoch": epoch, "pools": list(pools or (DEFAULT,))})
-        assert self.store.swap_space(self.store.read_space(), space).outcome is Outcome.SUCCEEDED
+        assert self.store.swap_space(self.store.read_space(), space).outcome is SwapOutcome.SUCCEEDED
 
     def add_node(self, node: str, *networks: str, epoch: str = EPOCH, fenced: bool = False, name: str = "") -> None:
         """Writes the entry of a node, which lists routed blocks."""
         record = NodeRecord(f"machine-{node[0]}", f"boot-{node[0]}/", epoch, fenced)
         addresses = (ip_address(f"192.0.2.{node[0]}"),)
         entry = NodeEntry(record, name or NAMES[node], addresses, tuple(map(ip_network, networks)))
-        assert self.store.swap_entry(node, self.store.read_entry(node), entry).outcome is Outcome.SUCCEEDED
+        assert self.store.swap_entry(node, self.store.read_entry(node), entry).outcome is SwapOutcome.SUCCEEDED
 
     def claim(self, node: str, *blocks: str, epoch: str = EPOCH, pool: str = "default") -> None:
         """Lets a node own blocks."""
         for text in blocks:
             network = ip_network(text)
             before = self.store.read_block(network)
-            new = Block(node, Token(epoch, before.value.token.generation + 1))
+            new = BlockRecord(node, Token(epoch, before.value.token.generation + 1))
             note = BlockNote(pool, NAMES.get(node, ""), SINCE)
-            assert self.store.swap_block(network, before, new, note).outcome is Outcome.SUCCEEDED
+            assert self.store.swap_block(network, before, new, note).outcome is SwapOutcome.SUCCEEDED
 
     def grant(self, *blocks: LocalBlock, network: str = "podnet") -> None:
         """Lets this node's report have blocks of a network."""

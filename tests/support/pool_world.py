@@ -10,7 +10,7 @@ from typing import Any
 
 from agent.api_server import Server
 from agent.kubernetes import Client
-from agent.pools.block_protocol import Outcome
+from agent.pools.block_protocol import SwapOutcome
 from agent.pools.etcd import EtcdStore, etcd_store
 from agent.pools.kubernetes_store import kubernetes_store
 from agent.pools.space import parse_space
@@ -54,7 +54,7 @@ class PoolWorld:
         """Creates or changes the space."""
         store = self.store
         change = store.swap_space(store.read_space(), parse_space({"epoch": epoch, "pools": pools}))
-        assert change.outcome is Outcome.SUCCEEDED, change
+        assert change.outcome is SwapOutcome.SUCCEEDED, change
 
     def blocks(self, node: ClusterNode, version: int = 4, state: str = "granted", network: str = NETWORK) -> list[str]:
         """Returns the blocks of a node's network in one state, as its grants file has them."""
@@ -121,7 +121,7 @@ def kubernetes_pool_world(
         store = kubernetes_store(Client(server, directory / "token"), "default")
         if pools:
             change = store.swap_space(store.read_space(), parse_space({"epoch": "e1", "pools": list(pools)}))
-            assert change.outcome is Outcome.SUCCEEDED, change
+            assert change.outcome is SwapOutcome.SUCCEEDED, change
         stack.callback(_kill, created.agents)
         for node in created.nodes:
             created.server.store.put(f"{NODES}/{node.name}", without_cidrs(created, node))

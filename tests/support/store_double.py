@@ -18,14 +18,14 @@ from enum import Enum, auto
 
 from agent.api_errors import Expired, OutcomeUnknown, Unreachable
 from agent.pools import documents
-from agent.pools.block_protocol import Block, Outcome
+from agent.pools.block_protocol import BlockRecord, SwapOutcome
 from agent.pools.space import Space, format_space
-from agent.pools.store import BlockNote, Change, Entries, EntryChanged, NodeEntry, Position, SpaceChanged, Stored
+from agent.pools.store import BlockNote, Entries, EntryChanged, NodeEntry, Position, SpaceChanged, Stored, SwapReply
 from cni.address import Network
 
 _SPACE, _BLOCKS, _NODES = "space", "blocks/", "nodes/"
-_UNKNOWN = Change(Outcome.UNKNOWN, "no answer came in time")
-_UNSENT = Change(Outcome.LOST, "no connection: refused")
+_UNKNOWN = SwapReply(SwapOutcome.UNKNOWN, "no answer came in time")
+_UNSENT = SwapReply(SwapOutcome.LOST, "no connection: refused")
 
 
 class Fault(Enum):
@@ -73,7 +73,7 @@ class StoreDouble:
 
     def __post_init__(self) -> None:
         self._faults: list[_Planned] = []
-        self._late: list[tuple[str, Callable[[], Change]]] = []
+        self._late: list[tuple[str, Callable[[], SwapReply]]] = []
         self._history: list[tuple[int, str, bytes]] = []  # revision, key, value or b""
         self._compacted = 0
         self._incarnation = 0  # raised by restore(): watches end
@@ -85,7 +85,7 @@ class StoreDouble:
         """Lets the next `times` requests whose method's name contains `matching` go wrong."""
         self._faults.append(_Planned(fault, matching, times))
 
-    def deliver_late(self, number: int = 0) -> Change:
+    def deliver_late(self, number: int = 0) -> SwapReply:
         """Executes a late request, in any order."""
         with self.changed:
             return self._late.pop(number)[1]()
@@ -137,30 +137,30 @@ class StoreDouble:
         with self._read("read_space"):
             return documents.stored_space("double", self.objects.get(_SPACE, b""))
 
-    def swap_space(self, expected: Stored[Space | None], new: Space) -> Change:
+    def swap_space(self, expected: Stored[Space | None], new: Space) -> SwapReply:
         """Changes the space."""
         return self._swap("swap_space", _SPACE, expected, format_space(new))
 
-    def read_block(self, network: Network) -> Stored[Block]:
+    def read_block(self, block: Network) -> Stored[BlockRecord]:
         """Returns a block."""
         with self._read("read_block"):
-            return self._block(network)
+            return self._block(block)
 
-    def list_blocks(self, owner: str = "") -> Mapping[Network, Stored[Block]]:
+    def list_blocks(self, owner: str = "") -> Mapping[Network, Stored[BlockRecord]]:
         """Returns all blocks, or those of an owner."""
         with self._read("list_blocks"):
             self._position = Position(self.cluster, self.revision)
             return {
-                network: self._block(network)
+                block: self._block(block)
                 for name in self._keys(_BLOCKS)
-                if (network := documents.block_of_name(name))
+                if (block := documents.block_of_name(name))
                 and (not owner or documents.names_owner(self.objects[_BLOCKS + name], owner))
             }
 
-    def swap_block(self, network: Network, expected: Stored[Block], new: Block, note: BlockNote) -> Change:
+    def swap_block(self, block: Network, expected: Stored[BlockRecord], new: BlockRecord, note: BlockNote) -> SwapReply:
         """Changes a block."""
-        key = _BLOCKS + documents.block_name(network)
-        return self._swap("swap_block", key, expected, documents.format_block(network, new, note))
+        key = _BLOCKS + documents.block_name(block)
+        return self._swap("swap_block", key, expected, documents.format_block(block, new, note))
 
     def read_entry(self, node: str) -> Stored[NodeEntry | None]:
         """Returns an entry."""
@@ -174,7 +174,7 @@ class StoreDouble:
             self._position = Position(self.cluster, self.revision)
             return Entries({node: self._entry(node) for node in nodes}, str(self.revision))
 
-    def swap_entry(self, node: str, expected: Stored[NodeEntry | None], new: NodeEntry) -> Change:
+    def swap_entry(self, node: str, expected: Stored[NodeEntry | None], new: NodeEntry) -> SwapReply:
         """Changes an entry."""
         return self._swap("swap_entry", _NODES + documents.check_node(node), expected, documents.format_entry(new))
 
@@ -192,8 +192,8 @@ class StoreDouble:
 
     # Below: how requests are executed.
 
-    def _block(self, network: Network) -> Stored[Block]:
-        return documents.stored_block(network, self.objects.get(_BLOCKS + documents.block_name(network), b""))
+    def _block(self, block: Network) -> Stored[BlockRecord]:
+        return documents.stored_block(block, self.objects.get(_BLOCKS + documents.block_name(block), b""))
 
     def _space(self) -> Space | None:
         raw = self.objects.get(_SPACE, b"")
@@ -231,17 +231,17 @@ class StoreDouble:
             case _:
                 raise OutcomeUnknown(request, "no answer came in time")
 
-    def _swap(self, request: str, key: str, expected: Stored[object], document: documents.Document) -> Change:
+    def _swap(self, request: str, key: str, expected: Stored[object], document: documents.Document) -> SwapReply:
         """Executes a compare-and-swap, with the fault that a test has planned."""
         if expected.problem:
-            return Change(Outcome.LOST, expected.problem)
+            return SwapReply(SwapOutcome.LOST, expected.problem)
         raw = documents.encode(document)
 
-        def execute() -> Change:
+        def execute() -> SwapReply:
             if self.objects.get(key, b"") != expected.raw:
-                return Change(Outcome.LOST, f"{key} has another value")
+                return SwapReply(SwapOutcome.LOST, f"{key} has another value")
             self._put(key, raw)
-            return Change(Outcome.SUCCEEDED, raw=raw, space=self._space() if request == "swap_block" else None)
+            return SwapReply(SwapOutcome.SUCCEEDED, raw=raw, space=self._space() if request == "swap_block" else None)
 
         with self.changed:
             fault = self._fault_of(request)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.pools import block_protocol as protocol
 from agent.pools import documents
-from agent.pools.block_protocol import FREE, MISSING, Agent, Block, NodeRecord, Token
+from agent.pools.block_protocol import FREE, MISSING, AgentState, BlockRecord, NodeRecord, Token
 from agent.pools.documents import DAMAGED_BLOCK, DAMAGED_ENTRY
 from agent.pools.store import BlockNote, NodeEntry, Stored
 
@@ -21,7 +21,7 @@ NETWORKS = st.one_of(
     st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 32)).map(lambda pair: IPv4Network(pair, strict=False)),
     st.tuples(st.integers(0, 2**128 - 1), st.integers(0, 128)).map(lambda pair: IPv6Network(pair, strict=False)),
 )
-BLOCKS = st.builds(Block, NODES, st.builds(Token, TEXTS, st.integers(1, 2**53 - 1)))
+BLOCKS = st.builds(BlockRecord, NODES, st.builds(Token, TEXTS, st.integers(1, 2**53 - 1)))
 ENTRIES = st.builds(
     NodeEntry,
     st.builds(NodeRecord, TEXTS, TEXTS, TEXTS, st.booleans()),
@@ -30,7 +30,7 @@ ENTRIES = st.builds(
     st.lists(NETWORKS, max_size=5).map(tuple),
     TEXTS,
 )
-AGENT = Agent(NODE, "machine", "boot", "epoch", is_clear=True)
+AGENT = AgentState(NODE, "machine", "boot", "epoch", is_clear=True)
 
 
 @given(NETWORKS)
@@ -115,7 +115,7 @@ def test_the_protocol_leaves_damaged_objects_alone():
 )
 def test_the_problem_of_a_block_names_its_key(change, text):
     """A value of a wrong type or range is named with its key."""
-    document = {**documents.format_block(BLOCK, Block(NODE, Token("e", 3)), BlockNote()), **change}
+    document = {**documents.format_block(BLOCK, BlockRecord(NODE, Token("e", 3)), BlockNote()), **change}
     stored = documents.stored_block(BLOCK, documents.encode(document))
     assert stored.value == DAMAGED_BLOCK
     assert stored.problem.startswith("block 10.22.0.64/26 is not valid: ")

@@ -5,7 +5,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from agent.pools.block_protocol import MISSING, Agent, NodeRecord, look
+from agent.pools.block_protocol import MISSING, AgentState, NodeRecord, look
 from agent.pools.documents import DAMAGED_BLOCK
 from agent.pools.store import NodeEntry
 from tests.support.admin_world import DEFAULT, EPOCH, ONE, THREE, TWO, World, healthy, local_block
@@ -285,7 +285,7 @@ def test_recover_waits_for_the_nodes_that_joined(world):
     assert world.store.read_space().value.epoch == done["epoch"] != EPOCH
     records = {node: stored.value.record for node, stored in world.store.list_entries().by_node.items()}
     assert records[THREE] == MISSING
-    agent = Agent(ONE, "machine-1", "boot-1/", done["epoch"])
+    agent = AgentState(ONE, "machine-1", "boot-1/", done["epoch"])
     registered = {node: record._replace(epoch=done["epoch"]) for node, record in records.items()}
     assert not look(agent, {**registered, THREE: MISSING}).is_clear
     assert look(agent, registered).is_clear

@@ -3,25 +3,25 @@
 import pytest
 
 from agent.pools import block_protocol as protocol
-from agent.pools.block_protocol import FREE, MISSING, Agent, Block, BlockSwap, NodeRecord, Outcome, RecordSwap, Token
+from agent.pools.block_protocol import FREE, MISSING, BlockRecord, BlockSwap, NodeRecord, NodeSwap, SwapOutcome, Token
 
-AGENT = Agent("node-a", "machine-a", "boot-1", "e1", is_clear=True)
+AGENT = protocol.AgentState("node-a", "machine-a", "boot-1", "e1", is_clear=True)
 TOKEN = Token("e1", 1)
-MINE = Block("node-a", TOKEN)
-THEIRS = Block("node-b", TOKEN)
+MINE = BlockRecord("node-a", TOKEN)
+THEIRS = BlockRecord("node-b", TOKEN)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.UNKNOWN])
+@pytest.mark.parametrize("outcome", [SwapOutcome.LOST, SwapOutcome.UNKNOWN])
 def test_only_a_success_changes_the_file(outcome):
     """After an answer that is lost or unknown the agent keeps its grant."""
-    assert protocol.grant_after(TOKEN, BlockSwap(FREE, Block("node-a", Token("e2", 1))), outcome) == TOKEN
+    assert protocol.grant_after(TOKEN, BlockSwap(FREE, BlockRecord("node-a", Token("e2", 1))), outcome) == TOKEN
 
 
 def test_lost_grant():
     """A grant of this epoch that the store does not have is lost; in a new epoch the agent reasserts it instead."""
     assert not protocol.is_lost(AGENT, TOKEN, MINE)
     assert protocol.is_lost(AGENT, TOKEN, THEIRS)
-    assert protocol.is_lost(AGENT, TOKEN, Block("node-a", Token("e1", 2)))
+    assert protocol.is_lost(AGENT, TOKEN, BlockRecord("node-a", Token("e1", 2)))
     assert not protocol.is_lost(protocol.contact(AGENT, "e2"), TOKEN, THEIRS)
 
 
@@ -45,7 +45,7 @@ def test_copied_disk_is_refused():
     assert protocol.register(AGENT, [], record) is None
     for free in (None, MISSING, record._replace(is_fenced=True), AGENT.record._replace(instance="boot-0")):
         assert not protocol.is_foreign(AGENT, free)
-        assert protocol.register(AGENT, [], free) == RecordSwap(free, AGENT.record)
+        assert protocol.register(AGENT, [], free) == NodeSwap(free, AGENT.record)
 
 
 def test_fence_and_reclaim():
@@ -54,10 +54,10 @@ def test_fence_and_reclaim():
     proof = protocol.prove("node-a", record, "e1", protocol.Evidence.POWERED_OFF)
     assert proof == protocol.Proof("node-a", record, "e1")
     fenced = record._replace(is_fenced=True)
-    assert protocol.fence(proof, record) == RecordSwap(record, fenced)
+    assert protocol.fence(proof, record) == NodeSwap(record, fenced)
     assert protocol.fence(proof, record._replace(instance="boot-2")) is None
     assert protocol.fence(proof, None) is None
-    assert protocol.reclaim(MINE, fenced, "e1") == BlockSwap(MINE, Block("", TOKEN))
+    assert protocol.reclaim(MINE, fenced, "e1") == BlockSwap(MINE, BlockRecord("", TOKEN))
     assert protocol.reclaim(MINE, record, "e1") is None
     assert protocol.reclaim(MINE, None, "e1") is None
     assert protocol.reclaim(MINE, fenced, "e2") is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.pools import grants_file, reclaim
-from agent.pools.block_protocol import Block, Evidence, NodeRecord, Outcome, Token
+from agent.pools.block_protocol import BlockRecord, Evidence, NodeRecord, SwapOutcome, Token
 from agent.pools.grants_file import State
 from agent.pools.store import BlockNote, NodeEntry, Stored
 from ipam.host_local import grants as plugin_format
@@ -131,7 +131,7 @@ def test_a_fence_ends_all_grants_before_the_blocks_become_free(world, node, has_
     (block,) = map(ip_network, blocks_of(node))
     stored = world.store.read_entry(node.node)  # a reclaim that is slow: it fences the node first
     fenced = stored.value._replace(record=stored.value.record._replace(is_fenced=True))
-    assert world.store.swap_entry(node.node, stored, fenced).outcome is Outcome.SUCCEEDED
+    assert world.store.swap_entry(node.node, stored, fenced).outcome is SwapOutcome.SUCCEEDED
     late = world.store.read_block(block)
     if has_new_uid:
         node.rename()
@@ -139,7 +139,7 @@ def test_a_fence_ends_all_grants_before_the_blocks_become_free(world, node, has_
     run(node)
     assert blocks_of(node, State.LOST) == [str(block)]
     free = late.value._replace(owner="")
-    assert world.store.swap_block(block, late, free, BlockNote()).outcome is Outcome.SUCCEEDED
+    assert world.store.swap_block(block, late, free, BlockNote()).outcome is SwapOutcome.SUCCEEDED
     answer = node.add()
     assert ip_address(answer["ips"][0]["address"].partition("/")[0]) not in block
     assert "declared dead while it runs" in node.reports.events[0]
@@ -324,7 +324,9 @@ def test_a_damaged_block_is_left_alone(world, node, outage_s):
 def test_a_block_of_no_pool_becomes_free(world, node):
     """A block that the space has lost is drained; a block of another size is reported, and never granted."""
     foreign = ip_network("10.99.0.0/26")
-    world.store.swap_block(foreign, Stored(Block("", Token("", 0))), Block(node.node, Token("epoch-0", 5)), BlockNote())
+    world.store.swap_block(
+        foreign, Stored(BlockRecord("", Token("", 0))), BlockRecord(node.node, Token("epoch-0", 5)), BlockNote()
+    )
     node.lose_file()
     run(node)
     assert str(foreign) not in blocks_of(node)

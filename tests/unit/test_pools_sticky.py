@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.pools import reclaim
-from agent.pools.block_protocol import Block, Evidence, Token
+from agent.pools.block_protocol import BlockRecord, Evidence, Token
 from agent.pools.grants_file import State
 from agent.pools.key_search import MAX_TRIES, KeySearch
 from agent.pools.network_blocks import NetworkBlocks
@@ -239,7 +239,7 @@ def test_an_address_that_got_a_key_meanwhile_is_left(world, node):
     node.step()
     (block,) = [entry.block for entry in node.entries if entry.key]
     other = BlockNote(key="team-a/other@net")
-    world.store.swap_block(block, world.store.read_block(block), Block("", Token("epoch-0", 1)), other)
+    world.store.swap_block(block, world.store.read_block(block), BlockRecord("", Token("epoch-0", 1)), other)
     run(node, seconds=1.0)
     assert address_of(add(node)) != str(block)
     assert sticky_blocks(world)[str(block)] == ("", other.key)
@@ -295,7 +295,7 @@ def test_a_key_keeps_its_address_when_the_pool_grows(world, node):
 def test_a_full_pool_is_listed_once():
     """After some candidates that other pods have, the list of blocks gives the last one without a pod."""
     pool = parse_space(space_of(STICKY)).pools[0]
-    used = Stored(Block("", Token("e", 1)), b"x", note=BlockNote(key="team-a/other@net"))
+    used = Stored(BlockRecord("", Token("e", 1)), b"x", note=BlockNote(key="team-a/other@net"))
     blocks = {pool.block(4, number): used for number in range(64)}
     last = ip_network("10.24.0.9/32")
     del blocks[last]
