@@ -18,7 +18,7 @@ A block's states, in order: free, claimed (it has an owner), granted (also in th
 
 | object | written by |
 |---|---|
-| a free block | any agent that is clear: `claim` |
+| a free block | any agent that may claim: `claim` |
 | a claimed block | its owner: `claim`, `give_back`; in a new epoch an agent with a grant: `reassert`; any: `reclaim` |
 | a node's record | its agent: `register`; any other agent with a proof of death: `fence`; after a restore: `recover` |
 | the epoch | `recover` |
@@ -79,15 +79,15 @@ class NodeRecord(NamedTuple):
 class AgentState(NamedTuple):
     """An agent's identity, and the epoch that it has read ("" before the first).
 
-    `is_clear`: the agent may claim. It has registered in this epoch, and after that it has read that all other nodes
-    have: see `look`.
+    `may_claim`: the agent may claim blocks and give them back. It has registered in this epoch, and after that it has
+    read that all other nodes have: see `after_records`.
     """
 
     node: str
     machine: str
     instance: str
     epoch: str = ""
-    is_clear: bool = False
+    may_claim: bool = False
 
     @property
     def record(self) -> NodeRecord:
@@ -136,24 +136,24 @@ class Proof(NamedTuple):
 
 
 FREE = BlockRecord("", Token("", 0))
-# The record of a node that joined after the backup: any machine may register over it. Until then no agent is clear.
+# The record of a node that joined after the backup: any machine may register over it. Until then no agent may claim.
 MISSING = NodeRecord("", "", "")
 
 
-def grants_of(instance: str, file_instance: str, grants: Mapping[str, Token]) -> Mapping[str, Token]:
-    """Returns the grants of a file that the boot `file_instance` wrote: none if this is another boot.
+def grants_of_boot(boot: str, file_boot: str, grants: Mapping[str, Token]) -> Mapping[str, Token]:
+    """Returns the grants of a file that the boot `file_boot` wrote: none if `boot`, the present one, is another.
 
     While a machine is cut off, it cannot learn in any other way that it was declared dead.
     """
-    return grants if file_instance == instance else {}
+    return grants if file_boot == boot else {}
 
 
-def contact(agent: AgentState, epoch: str) -> AgentState:
+def after_epoch(agent: AgentState, epoch: str) -> AgentState:
     """Returns the agent after it has read the store's epoch; in a new one it has to register again.
 
     The caller then forgets the tokens of blocks that are not granted.
     """
-    return agent if agent.epoch == epoch else agent._replace(epoch=epoch, is_clear=False)
+    return agent if agent.epoch == epoch else agent._replace(epoch=epoch, may_claim=False)
 
 
 def reassert(agent: AgentState, grant: Token, block: BlockRecord) -> BlockSwap | None:
@@ -195,14 +195,14 @@ def register(agent: AgentState, grants: Collection[Token], record: NodeRecord | 
     return NodeSwap(record, agent.record)
 
 
-def look(agent: AgentState, records: Mapping[str, NodeRecord]) -> AgentState:
-    """Returns the agent after it has read all records of the store: clear if all are of its epoch.
+def after_records(agent: AgentState, records: Mapping[str, NodeRecord]) -> AgentState:
+    """Returns the agent after it has read all records of the store: it may claim if all are of its epoch.
 
     Then no other node has a grant that it could still reassert, until the next epoch: a new node has no grants. The
     answer to `register` is not needed, since this node's record is among those that were read.
     """
     is_registered = records.get(agent.node) == agent.record
-    return agent._replace(is_clear=is_registered and all(record.epoch == agent.epoch for record in records.values()))
+    return agent._replace(may_claim=is_registered and all(record.epoch == agent.epoch for record in records.values()))
 
 
 def candidates(node: str, count: int) -> Iterator[int]:
@@ -220,24 +220,24 @@ def claim(agent: AgentState, grant: Token | None, block: BlockRecord) -> BlockSw
 
     A node owns a block without a grant after a crash or a boot, or after it has revoked the grant.
     """
-    if not agent.is_clear or grant or block.owner not in ("", agent.node):
+    if not agent.may_claim or grant or block.owner not in ("", agent.node):
         return None
     return BlockSwap(block, BlockRecord(agent.node, _next(agent, block)))
 
 
-def held_after(swap: BlockSwap, outcome: SwapOutcome) -> Token | None:
+def claim_after(swap: BlockSwap, outcome: SwapOutcome) -> Token | None:
     """Returns the token that the agent has in memory after `claim` or `give_back`: that of a successful claim."""
     return swap.new.token if succeeded(outcome) and swap.new.owner else None
 
 
-def token_to_grant(held: Token, epoch: str) -> Token | None:
+def token_to_grant(claimed: Token, epoch: str) -> Token | None:
     """Returns the token to write into the grants file: the claim's, if its epoch is still the store's.
 
     The epoch is read after the answer to `claim`, or by the transaction that executes it: the same order of events,
     without others between them. In another epoch the request may have been executed by a restored store, while another
     machine has a grant from before the restore.
     """
-    return held if held.epoch == epoch else None
+    return claimed if claimed.epoch == epoch else None
 
 
 def revoke(grant: Token, reservations: int) -> Token | None:
@@ -250,7 +250,7 @@ def revoke(grant: Token, reservations: int) -> Token | None:
 
 def give_back(agent: AgentState, grant: Token | None, block: BlockRecord) -> BlockSwap | None:
     """Returns the request that makes a claimed block free; None for a granted block, or one of another node."""
-    if not agent.is_clear or grant or block.owner != agent.node:
+    if not agent.may_claim or grant or block.owner != agent.node:
         return None
     return BlockSwap(block, block._replace(owner=""))
 

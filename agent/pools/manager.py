@@ -232,7 +232,7 @@ class Manager:
             memory.facts = facts
             instance = self._identity.instance(facts.uid)
             if instance != memory.agent.instance:
-                memory.agent = memory.agent._replace(instance=instance, is_clear=False)
+                memory.agent = memory.agent._replace(instance=instance, may_claim=False)
         news = {self._news.pop() for _ in range(len(self._news))}
         if "space" in news or now_s - self._space_s > _SPACE_S * (1 + self._clocks.random()):
             memory.space_is_due = True

@@ -40,16 +40,16 @@ class Membership:
             space, refusal = None, f"the space is not valid: {error}"
         memory.space = space if space and space.epoch else None
         if memory.space is None or space is None:
-            memory.held.clear()
+            memory.claimed.clear()
             missing = "the store has no pools: apply an IPSpace object, or run `podwire ipam pools --set FILE`"
             raise RequestFailed(refusal or missing)
         memory.space_is_due = False
-        agent = protocol.contact(memory.agent, space.epoch)
+        agent = protocol.after_epoch(memory.agent, space.epoch)
         if agent != memory.agent:
             self._begin_epoch(agent)
-        for block, held in list(memory.held.items()):
-            del memory.held[block]
-            token = protocol.token_to_grant(held, space.epoch)
+        for block, claimed in list(memory.claimed.items()):
+            del memory.claimed[block]
+            token = protocol.token_to_grant(claimed, space.epoch)
             if token:
                 memory.grantable[block] = token
         return True
@@ -57,7 +57,7 @@ class Membership:
     def _begin_epoch(self, agent: protocol.AgentState) -> None:
         memory = self._memory
         memory.agent = agent
-        memory.held.clear()
+        memory.claimed.clear()
         memory.grantable.clear()
         memory.requests.forget_all()
         memory.mark_unverified()
@@ -88,7 +88,7 @@ class Membership:
         if swap is None:
             self._refuse_foreign()
             return False
-        memory.set_agent_clear(is_clear=False)
+        memory.set_may_claim(may_claim=False)
         self._swap_entry(self._entry())
         self.look_again()
         return True
@@ -96,7 +96,7 @@ class Membership:
     def look(self) -> bool:
         """Reads all entries, again and again, until the agent is clear: all other nodes are of this epoch."""
         memory = self._memory
-        if memory.agent.is_clear or self._record() != memory.agent.record or self._monotonic() < self._look_s:
+        if memory.agent.may_claim or self._record() != memory.agent.record or self._monotonic() < self._look_s:
             return False
         self._look_s = self._monotonic() + self._look_wait_s
         self._look_wait_s = min(_LAST_LOOK_S, 2 * self._look_wait_s)
@@ -106,7 +106,7 @@ class Membership:
     def publish(self) -> bool:
         """Writes the entry when this node's name, addresses or networks have changed."""
         memory = self._memory
-        if memory.entry is None or not memory.agent.is_clear or memory.entry.value == self._entry():
+        if memory.entry is None or not memory.agent.may_claim or memory.entry.value == self._entry():
             return False
         self._swap_entry(self._entry())
         return True
@@ -133,14 +133,14 @@ class Membership:
             return
         self._set_entry(entries.by_node.get(memory.agent.node, Stored(None)))
         records = {node: stored.value.record for node, stored in entries.by_node.items()}
-        memory.agent = protocol.look(memory.agent, records)
+        memory.agent = protocol.after_records(memory.agent, records)
         waiting = [
             stored.value.name or node
             for node, stored in entries.by_node.items()
             if stored.value.record.epoch != memory.agent.epoch and node != memory.agent.node
         ]
         self.problems.pop("epoch", None)
-        if waiting and not memory.agent.is_clear:
+        if waiting and not memory.agent.may_claim:
             some = ", ".join(sorted(waiting)[:5]) + (f" and {len(waiting) - 5} more" if len(waiting) > 5 else "")
             self.problems["epoch"] = (
                 f"no block is claimed until these nodes have reached the restored store: {some}; start their agents; "
@@ -155,7 +155,7 @@ class Membership:
         before = max(known, key=lambda one: one.revision, default=Position())
         if before.cluster and (position.cluster != before.cluster or position.revision < before.revision):
             memory.is_restored = True
-            memory.set_agent_clear(is_clear=False)
+            memory.set_may_claim(may_claim=False)
             self.problems["store"] = RESTORED
             return
         memory.position = position
@@ -169,7 +169,7 @@ class Membership:
         memory.entry = stored
         record = stored.value.record if stored.value else None
         if record != memory.agent.record:
-            memory.set_agent_clear(is_clear=False)
+            memory.set_may_claim(may_claim=False)
         # By the boot, which begins the instance: the Node object of a machine that runs may have got another UID since.
         memory.is_fenced = bool(record and record.is_fenced and record.instance.startswith(f"{memory.identity.boot}/"))
         if memory.is_fenced:

@@ -46,7 +46,7 @@ class Memory:
     - `entry` is this node's entry as read last, None if it has to be read (again).
     - `position_is_checked`: the store's position in this epoch was compared with that of the last start.
     - `unverified` are granted blocks whose value has to be read.
-    - `held` are tokens of successful claims, before the epoch was read again; `grantable` after it.
+    - `claimed` are tokens of successful claims, before the epoch was read again; `grantable` after it.
     - `pods` are the pods of this node by name ("team-a/db-0"), each with its key (pods.py); None before the first list.
     - `requests` are the changes of blocks, with the values that they expect.
     - `has_unaccounted`: a network whose grants file was lost has reservations outside of this node's blocks.
@@ -68,7 +68,7 @@ class Memory:
     is_restored: bool = False
     is_fenced: bool = False  # this boot was declared dead
     unverified: set[Network] = field(default_factory=set)
-    held: dict[Network, Token] = field(default_factory=dict)
+    claimed: dict[Network, Token] = field(default_factory=dict)
     grantable: dict[Network, Token] = field(default_factory=dict)
     has_unaccounted: bool = False
     contact: int = 0
@@ -129,9 +129,9 @@ class Memory:
             return grants._replace(position=self.position, epoch=self.agent.epoch)
         return grants
 
-    def set_agent_clear(self, *, is_clear: bool) -> None:
+    def set_may_claim(self, *, may_claim: bool) -> None:
         """Sets whether the agent may claim."""
-        self.agent = self.agent._replace(is_clear=is_clear)
+        self.agent = self.agent._replace(may_claim=may_claim)
 
 
 def uses_pool(network: NetworkBlocks, pool: Pool) -> bool:

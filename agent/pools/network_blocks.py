@@ -103,7 +103,7 @@ class NetworkBlocks:
             self.problem = f"{self.path} is of node {grants.node}, and this node's ID is {identity.node}"
             return empty
         tokens = {str(entry.block): entry.token for entry in grants.entries if entry.grant}
-        valid = protocol.grants_of(identity.boot, grants.boot, tokens)
+        valid = protocol.grants_of_boot(identity.boot, grants.boot, tokens)
         self.is_written = is_same = grants.boot == identity.boot
         entries = (_after_start(e, is_valid=str(e.block) in valid, is_same_boot=is_same) for e in grants.entries)
         return grants._replace(boot=identity.boot, entries=tuple(entries))

@@ -95,7 +95,7 @@ class Ownership:
         """Claims a block whose intent is in a file."""
         memory = self._memory
         held = next((held for held in memory.blocks() if self._is_to_claim(held)), None)
-        if held is None or not memory.agent.is_clear:
+        if held is None or not memory.agent.may_claim:
             return False
         network, entry = held
         stored = memory.requests.take_value(entry.block)
@@ -107,7 +107,7 @@ class Ownership:
             memory.save(network, network.grants.without(entry.block))
             return True
         outcome = memory.requests.swap(entry.block, stored, swap.new, entry.pool, entry.key)
-        token = protocol.held_after(swap, outcome)
+        token = protocol.claim_after(swap, outcome)
         if token is None:
             return True
         # The transaction has read the space, too. In another one the block may drain, or be of no pool any more.
@@ -115,14 +115,14 @@ class Ownership:
         if space is not None and space == memory.space and protocol.token_to_grant(token, space.epoch):
             memory.grantable[entry.block] = token
         else:
-            memory.held[entry.block] = token
+            memory.claimed[entry.block] = token
         return True
 
     def confirm(self) -> bool:
         """Lets the space be read after the claims, for its epoch, unless their answers had it."""
         memory = self._memory
-        memory.space_is_due |= bool(memory.held)
-        return bool(memory.held)
+        memory.space_is_due |= bool(memory.claimed)
+        return bool(memory.claimed)
 
     def grant(self) -> bool:
         """Grants the claimed blocks of the store's epoch; a routed block only when other nodes have its route."""
@@ -144,7 +144,7 @@ class Ownership:
         """Gives back a revoked block; removes it from the file, also if it has another owner."""
         memory = self._memory
         held = next((held for held in memory.blocks() if held.entry.state is State.REVOKED), None)
-        if held is None or not memory.agent.is_clear or self._is_published(held.entry.block):
+        if held is None or not memory.agent.may_claim or self._is_published(held.entry.block):
             return False
         network, entry = held
         stored = memory.requests.take_value(entry.block)
@@ -159,7 +159,7 @@ class Ownership:
 
     def _is_to_claim(self, held: Held) -> bool:
         block = held.entry.block
-        is_done = block in self._memory.held or block in self._memory.grantable
+        is_done = block in self._memory.claimed or block in self._memory.grantable
         return held.entry.state is State.CLAIMING and not is_done
 
     def _granted(self, held: Held) -> Entry | None:

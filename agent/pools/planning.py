@@ -87,7 +87,7 @@ class Planning:
     def intend(self) -> bool:
         """Writes the intent to claim the blocks that a network needs, or lists all blocks to choose from."""
         memory = self._memory
-        if not memory.agent.is_clear:
+        if not memory.agent.may_claim:
             return False
         for network in memory.networks:
             used = network.count_used()

@@ -75,7 +75,7 @@ class StickyPlanning:
     def intend(self) -> bool:
         """Writes the intent to claim the address of a pod; returns whether it made a request for this."""
         memory = self._memory
-        if memory.space is None or not memory.agent.is_clear:
+        if memory.space is None or not memory.agent.may_claim:
             return False
         wants = list(self._missing())
         self._searches = {want: self._searches[want] for want in wants if want in self._searches}

@@ -69,8 +69,8 @@ def tokens_in(state: State, block: int) -> Iterator[Token]:
         yield state.backup.blocks[block].token
     for machine in state.machines:
         slot = machine.slots[block]
-        if slot.held:
-            yield slot.held
+        if slot.claimed:
+            yield slot.claimed
         if slot.grant:
             yield slot.grant
     for position, swap in state.late:
@@ -100,7 +100,7 @@ def _renumbered_generations(state: State) -> State:
         return BlockRecord(old.owner, Token(old.token.epoch, old.token.generation - lowest[position]))
 
     def slot(old: Slot, position: int) -> Slot:
-        return Slot(token(old.held, position), token(old.grant, position), old.attached)
+        return Slot(token(old.claimed, position), token(old.grant, position), old.attached)
 
     machines = tuple(m._replace(slots=tuple(slot(s, i) for i, s in enumerate(m.slots))) for m in state.machines)
     return _mapped(state, machines, block=block)
@@ -176,8 +176,8 @@ def _signature(state: State, position: int) -> tuple[object, ...]:
         machine.is_on,
         machine.instance,
         machine.epoch,
-        machine.is_clear,
-        tuple((s.held or (), s.grant or (), s.attached) for s in machine.slots),
+        machine.may_claim,
+        tuple((s.claimed or (), s.grant or (), s.attached) for s in machine.slots),
         tuple((block.owner == node) for store in stores for block in store.blocks),
         tuple(_anonymous(store.records[position]) for store in stores),
         tuple(sorted(_late_signature(late, node) for late in state.late)) if state.late else (),

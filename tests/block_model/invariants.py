@@ -66,10 +66,10 @@ def _only_unused_blocks_become_free(model: Model, before: State, what: str, afte
 
 
 def _registered_grants_are_the_stores(model: Model, before: State, what: str, after: State) -> bool:
-    """I5: after contact, which ends when the agent is clear, a machine has no grant that the store does not have."""
+    """I5: after contact, which ends when the agent may claim, a machine has no grant that the store does not have."""
     for position, machine in enumerate(after.machines):
         agent = model.agent_of(machine, position)
-        if agent.is_clear and agent.epoch == after.store.epoch:
+        if agent.may_claim and agent.epoch == after.store.epoch:
             for block, slot in enumerate(machine.slots):
                 if slot.grant and not _is_in_store(model, after, position, block):
                     return False
@@ -101,7 +101,7 @@ def is_recoverable(model: Model, state: State) -> bool:
         granted = {model.node_of(i) for i, m in enumerate(last.machines) if m.slots[block].grant}
         if granted != ({value.owner} - {""}):
             return False
-    return all(machine.is_clear and machine.epoch == last.store.epoch for machine in last.machines)
+    return all(machine.may_claim and machine.epoch == last.store.epoch for machine in last.machines)
 
 
 def without_faults(model: Model, state: State) -> State:

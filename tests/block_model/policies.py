@@ -36,11 +36,11 @@ def _accepting(evidence: Evidence) -> Callable[..., Proof]:
 
 
 protocol_prove, protocol_fence, protocol_register = protocol.prove, protocol.fence, protocol.register
-protocol_look, protocol_claim = protocol.look, protocol.claim
+protocol_after_records, protocol_claim = protocol.after_records, protocol.claim
 
 
 def _give_back_granted(agent, grant, block):
-    is_owner = agent.is_clear and block.owner == agent.node
+    is_owner = agent.may_claim and block.owner == agent.node
     return BlockSwap(block, block._replace(owner="")) if is_owner else None
 
 
@@ -64,10 +64,10 @@ def _claim_free_only(agent, grant, block):
 
 
 def _claim_unregistered(agent, grant, block):
-    return protocol_claim(agent._replace(is_clear=True), grant, block)
+    return protocol_claim(agent._replace(may_claim=True), grant, block)
 
 
-def _held_after_failure(swap, outcome):
+def _claim_after_failure(swap, outcome):
     if outcome is SwapOutcome.SUCCEEDED:
         return swap.new.token if swap.new.owner else None
     return None if swap.new.owner else swap.expected.token
@@ -81,8 +81,8 @@ def _fence_any(proof, record):
     return protocol_fence(proof._replace(record=record), record) if record and not record.is_fenced else None
 
 
-def _look_without_fenced(agent, records):
-    return protocol_look(agent, {node: record for node, record in records.items() if not record.is_fenced})
+def _after_records_without_fenced(agent, records):
+    return protocol_after_records(agent, {node: record for node, record in records.items() if not record.is_fenced})
 
 
 def _reclaim_any(block, owner_record, epoch):
@@ -110,21 +110,23 @@ POLICIES = {
     ),
     "give back without revoking first": Policy("give_back", _give_back_granted),
     "a revoked block is granted again without a new generation": Policy("claim", _claim_in_place),
-    "an unknown answer to giving back is a failure": Policy("held_after", _held_after_failure),
+    "an unknown answer to giving back is a failure": Policy("claim_after", _claim_after_failure),
     "an unknown answer is a success": Policy(
         "succeeded", lambda outcome: outcome is not SwapOutcome.LOST, model=LATE_RESTORE
     ),
     "two reclaimers without the fence": Policy("reclaim", _reclaim_any, model=ONE._replace(keeps_proofs=True)),
     "a fence without compare-and-swap": Policy("fence", _fence_any, model=ONE._replace(keeps_proofs=True)),
     "claims before the registration": Policy("claim", _claim_unregistered),
-    "grants survive a boot": Policy("grants_of", lambda instance, file_instance, grants: grants),
+    "grants survive a boot": Policy("grants_of_boot", lambda boot, file_boot, grants: grants),
     "a copied disk gives back": Policy("give_back", _give_back_unregistered, breaks="I4", model=COPIED_DISK),
     "a copied disk is accepted": Policy("is_foreign", lambda agent, record: False, model=COPIED_DISK),
     "restore without a new epoch": Policy("recover", _recover(epoch=lambda new: 1), model=RESTORE),
-    "restore with objections only": Policy("look", lambda agent, records: agent._replace(is_clear=True), model=RESTORE),
+    "restore with objections only": Policy(
+        "after_records", lambda agent, _: agent._replace(may_claim=True), model=RESTORE
+    ),
     "restore without the nodes that joined": Policy("recover", _recover(joined=False), model=RESTORE),
-    "restore: a fence counts in each epoch": Policy("look", _look_without_fenced, model=RESTORE),
-    "restore: the epoch is not read after the claim": Policy("token_to_grant", lambda held, epoch: held, model=RESTORE),
+    "restore: a fence counts in each epoch": Policy("after_records", _after_records_without_fenced, model=RESTORE),
+    "restore: the epoch is not read after the claim": Policy("token_to_grant", lambda token, _: token, model=RESTORE),
     "restore: registration before grants are reasserted": Policy("register", _register_unasserted, model=RESTORE),
     "restore: a node fenced in another epoch is reclaimed": Policy("reclaim", _reclaim_any_epoch, model=RESTORE),
     "two restores begin the same epoch": Policy("recover", _recover(epoch=lambda new: 2), model=TWO_RESTORES),

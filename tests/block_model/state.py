@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 
 class Slot(NamedTuple):
-    """A block on a machine: `held` is the token that the agent's memory holds after a claim.
+    """A block on a machine: `claimed` is the token that the agent's memory holds after a claim.
 
     `grant` is the entry of the grants file, `attached` whether an attachment has the address.
     """
 
-    held: Token | None = None
+    claimed: Token | None = None
     grant: Token | None = None
     attached: bool = False
 
@@ -28,7 +28,7 @@ class Machine(NamedTuple):
     is_on: bool
     instance: str
     epoch: str
-    is_clear: bool
+    may_claim: bool
     slots: tuple[Slot, ...]
 
 
@@ -85,7 +85,7 @@ class Model(NamedTuple):
 
     def agent_of(self, machine: Machine, position: int) -> AgentState:
         """Returns the agent of a machine, as the protocol's functions see it."""
-        return AgentState(self.node_of(position), str(position), machine.instance, machine.epoch, machine.is_clear)
+        return AgentState(self.node_of(position), str(position), machine.instance, machine.epoch, machine.may_claim)
 
     @property
     def first(self) -> State:

@@ -57,7 +57,7 @@ def powered_off(machine: Machine) -> Machine:
     slots = []
     for slot in machine.slots:
         entries = {"": slot.grant} if slot.grant else {}
-        slots.append(Slot(grant=protocol.grants_of("the next boot", "this boot", entries).get("")))
+        slots.append(Slot(grant=protocol.grants_of_boot("the next boot", "this boot", entries).get("")))
     return Machine(False, "", "", False, tuple(slots))
 
 
@@ -82,12 +82,12 @@ def _machine_steps(model: Model, state: State, position: int, machine: Machine) 
     """Yields what happens to a machine and what its plugins do."""
     yield f"machine {position} is powered off", with_machine(state, position, powered_off(machine))
     restarted = machine._replace(
-        epoch="", is_clear=False, slots=tuple(slot._replace(held=None) for slot in machine.slots)
+        epoch="", may_claim=False, slots=tuple(slot._replace(claimed=None) for slot in machine.slots)
     )
     if restarted != machine:
         yield f"agent {position} crashes and starts again", with_machine(state, position, restarted)
     if model.renames:
-        renamed = machine._replace(instance=_new_instance(state, position), is_clear=False)
+        renamed = machine._replace(instance=_new_instance(state, position), may_claim=False)
         yield f"the Node of machine {position} gets another UID", with_machine(state, position, renamed)
     for block, slot in enumerate(machine.slots):
         if slot.attached:
@@ -104,14 +104,14 @@ def _machine_steps(model: Model, state: State, position: int, machine: Machine) 
 def _agent_steps(model: Model, state: State, position: int, machine: Machine) -> Iterator[Step]:
     """Yields the decisions of an agent, each with every outcome."""
     agent = model.agent_of(machine, position)
-    after_contact = protocol.contact(agent, state.store.epoch)
-    if after_contact != agent:
-        slots = tuple(slot._replace(held=None) for slot in machine.slots)
-        after = machine._replace(epoch=after_contact.epoch, is_clear=after_contact.is_clear, slots=slots)
+    agent_after = protocol.after_epoch(agent, state.store.epoch)
+    if agent_after != agent:
+        slots = tuple(slot._replace(claimed=None) for slot in machine.slots)
+        after = machine._replace(epoch=agent_after.epoch, may_claim=agent_after.may_claim, slots=slots)
         yield f"agent {position} reads epoch {after.epoch}", with_machine(state, position, after)
     if not machine.epoch:
         return
-    if not machine.is_clear:
+    if not machine.may_claim:
         yield from _registration(model, state, position, agent)
     for block in range(len(machine.slots)):
         yield from _block_steps(model, state, position, agent, block)
@@ -125,8 +125,8 @@ def _registration(model: Model, state: State, position: int, agent: protocol.Age
         what = f"agent {position} registers"
         yield from _outcomes(model, state, position, what, Late(node, swap), lambda outcome: machine)
     by_node = {str(number): record for number, record in enumerate(records) if record}
-    if protocol.look(agent, by_node).is_clear:
-        yield f"agent {position} looks at the records", with_machine(state, position, machine._replace(is_clear=True))
+    if protocol.after_records(agent, by_node).may_claim:
+        yield f"agent {position} looks at the records", with_machine(state, position, machine._replace(may_claim=True))
 
 
 def _block_steps(model: Model, state: State, position: int, agent: protocol.AgentState, block: int) -> Iterator[Step]:
@@ -140,18 +140,20 @@ def _block_steps(model: Model, state: State, position: int, agent: protocol.Agen
 
         return answered
 
-    def held(swap: BlockSwap) -> Callable[[SwapOutcome], Machine]:
-        return lambda outcome: with_slot(machine, block, slot._replace(held=protocol.held_after(swap, outcome)))
+    def claimed(swap: BlockSwap) -> Callable[[SwapOutcome], Machine]:
+        return lambda outcome: with_slot(machine, block, slot._replace(claimed=protocol.claim_after(swap, outcome)))
 
     if slot.grant and (swap := protocol.reassert(agent, slot.grant, value)):
         after = granted(swap, slot.grant)
         yield from _outcomes(model, state, position, f"{name} reasserts block {block}", Late(block, swap), after)
-    if not slot.held and (swap := protocol.claim(agent, slot.grant, value)):
-        yield from _outcomes(model, state, position, f"{name} claims block {block}", Late(block, swap), held(swap))
+    if not slot.claimed and (swap := protocol.claim(agent, slot.grant, value)):
+        yield from _outcomes(model, state, position, f"{name} claims block {block}", Late(block, swap), claimed(swap))
     if swap := protocol.give_back(agent, slot.grant, value):
-        yield from _outcomes(model, state, position, f"{name} gives back block {block}", Late(block, swap), held(swap))
-    if slot.held and (token := protocol.token_to_grant(slot.held, state.store.epoch)):
-        granting = with_slot(machine, block, slot._replace(grant=token, held=None))
+        yield from _outcomes(
+            model, state, position, f"{name} gives back block {block}", Late(block, swap), claimed(swap)
+        )
+    if slot.claimed and (token := protocol.token_to_grant(slot.claimed, state.store.epoch)):
+        granting = with_slot(machine, block, slot._replace(grant=token, claimed=None))
         yield f"{name} grants block {block}", with_machine(state, position, granting)
 
 

@@ -162,14 +162,14 @@ class World:
         self._check_pods()
         blocks, epoch = self._read_blocks(), self._epoch()
         for node in self.nodes:
-            is_clear = node.manager is not None and self._is_clear(node, epoch)
+            may_claim = node.manager is not None and self._may_claim(node, epoch)
             for entry in node.entries:
                 if entry.grant is None:
                     continue
                 is_stores = blocks.get(entry.block) == BlockRecord(node.node, entry.grant)
                 if entry.grant.epoch == epoch and not is_stores:
                     raise BrokenInvariant("I2", f"{node.boot_id} has {entry}, the store {blocks.get(entry.block)}")
-                if is_clear and not is_stores:
+                if may_claim and not is_stores:
                     raise BrokenInvariant("I5", f"{node.boot_id} is registered and has {entry}")
 
     def _check_pods(self) -> None:
@@ -184,9 +184,9 @@ class World:
                     if container not in node.orphans and not any(parse_ip(address) in block for block in granted):
                         raise BrokenInvariant("I2", f"{container} has {address} without a grant")
 
-    def _is_clear(self, node: Node, epoch: str) -> bool:
+    def _may_claim(self, node: Node, epoch: str) -> bool:
         memory = getattr(node.manager, "_memory", None)
-        return memory is not None and memory.agent.is_clear and memory.agent.epoch == epoch
+        return memory is not None and memory.agent.may_claim and memory.agent.epoch == epoch
 
     def _watch_writes(self) -> None:
         """Checks each change of a block when the store makes it, also those of late requests."""
@@ -277,7 +277,7 @@ class World:
             if users != ({value.owner} - {""}):
                 return f"block {block} of {value.owner or 'no node'} is used by {users or 'no node'}"
         for node in machines:
-            if not self._is_clear(node, epoch):
+            if not self._may_claim(node, epoch):
                 return f"{node.boot_id} may not claim: {node.reports.last_problems}"
             if node.reports.events:
                 return f"{node.boot_id}: {node.reports.events}"

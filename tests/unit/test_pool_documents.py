@@ -30,7 +30,7 @@ ENTRIES = st.builds(
     st.lists(NETWORKS, max_size=5).map(tuple),
     TEXTS,
 )
-AGENT = AgentState(NODE, "machine", "boot", "epoch", is_clear=True)
+AGENT = AgentState(NODE, "machine", "boot", "epoch", may_claim=True)
 
 
 @given(NETWORKS)

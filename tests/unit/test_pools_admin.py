@@ -5,7 +5,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from agent.pools.block_protocol import MISSING, AgentState, NodeRecord, look
+from agent.pools.block_protocol import MISSING, AgentState, NodeRecord, after_records
 from agent.pools.documents import DAMAGED_BLOCK
 from agent.pools.store import NodeEntry
 from tests.support.admin_world import DEFAULT, EPOCH, ONE, THREE, TWO, World, healthy, local_block
@@ -287,8 +287,8 @@ def test_recover_waits_for_the_nodes_that_joined(world):
     assert records[THREE] == MISSING
     agent = AgentState(ONE, "machine-1", "boot-1/", done["epoch"])
     registered = {node: record._replace(epoch=done["epoch"]) for node, record in records.items()}
-    assert not look(agent, {**registered, THREE: MISSING}).is_clear
-    assert look(agent, registered).is_clear
+    assert not after_records(agent, {**registered, THREE: MISSING}).may_claim
+    assert after_records(agent, registered).may_claim
 
 
 def test_recover_needs_an_agent_without_requests(world):

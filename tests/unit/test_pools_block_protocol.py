@@ -5,7 +5,7 @@ import pytest
 from agent.pools import block_protocol as protocol
 from agent.pools.block_protocol import FREE, MISSING, BlockRecord, BlockSwap, NodeRecord, NodeSwap, SwapOutcome, Token
 
-AGENT = protocol.AgentState("node-a", "machine-a", "boot-1", "e1", is_clear=True)
+AGENT = protocol.AgentState("node-a", "machine-a", "boot-1", "e1", may_claim=True)
 TOKEN = Token("e1", 1)
 MINE = BlockRecord("node-a", TOKEN)
 THEIRS = BlockRecord("node-b", TOKEN)
@@ -22,20 +22,20 @@ def test_lost_grant():
     assert not protocol.is_lost(AGENT, TOKEN, MINE)
     assert protocol.is_lost(AGENT, TOKEN, THEIRS)
     assert protocol.is_lost(AGENT, TOKEN, BlockRecord("node-a", Token("e1", 2)))
-    assert not protocol.is_lost(protocol.contact(AGENT, "e2"), TOKEN, THEIRS)
+    assert not protocol.is_lost(protocol.after_epoch(AGENT, "e2"), TOKEN, THEIRS)
 
 
 def test_agent_is_clear_when_all_records_are_of_its_epoch():
     """A record of another epoch, also of a fenced node, and a record of this node that is missing delay claims."""
-    agent, this = AGENT._replace(is_clear=False), AGENT.record
+    agent, this = AGENT._replace(may_claim=False), AGENT.record
     other, stale = NodeRecord("machine-b", "boot-7", "e1"), NodeRecord("machine-c", "boot-9", "e0")
-    assert protocol.look(agent, {"node-a": this, "node-b": other}) == AGENT
-    assert protocol.look(agent, {"node-a": this, "node-b": other._replace(is_fenced=True)}).is_clear
-    assert not protocol.look(agent, {"node-a": this, "node-b": other, "node-c": stale}).is_clear
-    assert not protocol.look(AGENT, {"node-a": this, "node-c": stale._replace(is_fenced=True)}).is_clear
-    assert not protocol.look(agent, {"node-b": other}).is_clear
-    assert not protocol.look(agent, {"node-a": this._replace(is_fenced=True)}).is_clear
-    assert not protocol.look(agent, {"node-a": this._replace(instance="boot-2")}).is_clear
+    assert protocol.after_records(agent, {"node-a": this, "node-b": other}) == AGENT
+    assert protocol.after_records(agent, {"node-a": this, "node-b": other._replace(is_fenced=True)}).may_claim
+    assert not protocol.after_records(agent, {"node-a": this, "node-b": other, "node-c": stale}).may_claim
+    assert not protocol.after_records(AGENT, {"node-a": this, "node-c": stale._replace(is_fenced=True)}).may_claim
+    assert not protocol.after_records(agent, {"node-b": other}).may_claim
+    assert not protocol.after_records(agent, {"node-a": this._replace(is_fenced=True)}).may_claim
+    assert not protocol.after_records(agent, {"node-a": this._replace(instance="boot-2")}).may_claim
 
 
 def test_copied_disk_is_refused():
