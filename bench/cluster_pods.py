@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agent.pools import grants_file
 from agent.pools.block_protocol import Token
-from agent.pools.grants_file import Entry, Grants, PoolHead, State
+from agent.pools.grants_file import FileEntry, Grants, PoolHead, State
 from bench.attachment import Attachment, run_calls
 from bench.cases import Places, Samples, Subjects, attachments, compare, places
 from bench.counts import trace
@@ -86,7 +86,7 @@ def write_grants(data_dir: str, network: str, blocks: int) -> None:
     cidrs = list(IPv4Network("10.101.0.0/18").subnets(new_prefix=26))[:blocks]
     gateway = cidrs[0][1]
     entries = tuple(
-        Entry(
+        FileEntry(
             block=ip_network(cidr),
             pool="default",
             state=State.GRANTED,

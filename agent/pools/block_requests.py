@@ -31,8 +31,8 @@ class BlockRequests:
         self._values: dict[Network, Stored[BlockRecord]] = {}  # each for one change
         self._refused: dict[object, bytes] = {}  # the expected value of the last refused change of each object
 
-    def take_value(self, block: Network) -> Stored[BlockRecord] | None:
-        """Returns the value of a block and forgets it; if it is unknown, reads it and returns None: call again."""
+    def take_or_read(self, block: Network) -> Stored[BlockRecord] | None:
+        """Returns the value of a block and forgets it. If it is unknown, reads it and returns None."""
         value = self._values.pop(block, None)
         if value is None:
             self._values[block] = self._store.read_block(block)
@@ -65,16 +65,16 @@ class BlockRequests:
             self._values[block] = Stored(new, change.raw, note=note)
         return self.check_outcome(block, expected.raw, change)
 
-    def check_outcome(self, key: object, expected: bytes, change: SwapReply) -> SwapOutcome:
-        """Returns the outcome of a change of the object `key`.
+    def check_outcome(self, target: object, expected: bytes, change: SwapReply) -> SwapOutcome:
+        """Returns the outcome of a change of the object `target`.
 
         Raises RequestFailed if it is not known, or if the store refuses the same expected value a second time.
         """
         if change.outcome is SwapOutcome.SUCCEEDED:
-            self._refused.pop(key, None)
+            self._refused.pop(target, None)
             return change.outcome
-        is_refused_again = self._refused.get(key) == expected
-        self._refused[key] = expected
+        is_refused_again = self._refused.get(target) == expected
+        self._refused[target] = expected
         if change.outcome is SwapOutcome.UNKNOWN or is_refused_again:
             raise RequestFailed(change.problem)
         return change.outcome

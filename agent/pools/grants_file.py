@@ -47,10 +47,10 @@ class State(Enum):
     LOST = "lost"
 
 
-GRANTS = (State.GRANTED, State.DRAINING)
+GRANT_STATES = (State.GRANTED, State.DRAINING)
 
 
-class Entry(NamedTuple):
+class FileEntry(NamedTuple):
     """A block in the file, with the token of a grant, and what plugins need: subnet, ranges, gateway.
 
     A sticky address has the `key` to which it belongs, and the `pod` of this node that gets it ("team-a/db-0"), if any.
@@ -69,7 +69,7 @@ class Entry(NamedTuple):
     @property
     def grant(self) -> Token | None:
         """The token of a grant, None without one."""
-        return self.token if self.state in GRANTS else None
+        return self.token if self.state in GRANT_STATES else None
 
     @property
     def version(self) -> int:
@@ -95,26 +95,26 @@ class PoolHead(NamedTuple):
 class Grants(NamedTuple):
     """The content of a grants file.
 
-    `position` and `epoch` are those of the store when the file was written. `listed` is the last epoch in which the
+    `position` and `epoch` are those of the store when the file was written. `listed_epoch` is the last one in which the
     agent has listed all blocks that it owns. `waiting` are pods without their sticky address, each with the reason.
     """
 
     boot: str
     node: str
     pools: tuple[PoolHead, ...] = ()
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[FileEntry, ...] = ()
     contact: int = 0
     problem: str = ""
     position: Position = Position()
     epoch: str = ""
-    listed: str = ""
+    listed_epoch: str = ""
     waiting: tuple[tuple[str, str], ...] = ()
 
-    def entry(self, block: Network) -> Entry | None:
+    def entry(self, block: Network) -> FileEntry | None:
         """Returns the entry of a block."""
         return next((entry for entry in self.entries if entry.block == block), None)
 
-    def with_entry(self, changed: Entry) -> Grants:
+    def with_entry(self, changed: FileEntry) -> Grants:
         """Returns grants in which `changed` replaces the entry of its block, or is added."""
         if self.entry(changed.block) is None:
             return self._replace(entries=(*self.entries, changed))
@@ -146,7 +146,7 @@ def format_grants(grants: Grants) -> bytes:
         "cluster": grants.position.cluster,
         "revision": grants.position.revision,
         "epoch": grants.epoch,
-        "listed": grants.listed,
+        "listed": grants.listed_epoch,
         "waiting": dict(grants.waiting),
         "pools": [_format_pool(head, grants) for head in _heads(grants)],
     }
@@ -170,7 +170,7 @@ def parse(text: bytes) -> Grants:
         problem=fields.string("problem"),
         position=position,
         epoch=fields.string("epoch"),
-        listed=fields.string("listed"),
+        listed_epoch=fields.string("listed"),
         waiting=tuple(sorted(parsed.waiting.items())),
     )
 
@@ -214,12 +214,12 @@ def _format_pool(head: PoolHead, grants: Grants) -> Mapping[str, object]:
     }
 
 
-def _entries(pool: Fields) -> Iterator[Entry]:
+def _entries(pool: Fields) -> Iterator[FileEntry]:
     for _, group in groupby(pool.objects("blocks"), key=lambda item: item.string("block")):
         items = list(group)
         first = items[0]
         token = Token(first.string("epoch"), first.integer("generation", minimum=0) or 0)
-        yield Entry(
+        yield FileEntry(
             block=ip_network(first.string("block")),
             pool=pool.string("name"),
             state=State(first.string("state")),
@@ -232,7 +232,7 @@ def _entries(pool: Fields) -> Iterator[Entry]:
         )
 
 
-def _refuse_overlaps(entries: list[Entry]) -> None:
+def _refuse_overlaps(entries: list[FileEntry]) -> None:
     known: list[Network] = []
     for entry in entries:
         if any(entry.block.overlaps(other) for other in known):

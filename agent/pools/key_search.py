@@ -23,7 +23,7 @@ MAX_TRIES = 16
 
 
 class KeySearch:
-    """The search for a key in a pool: read the block that `next` returns and pass it to `offer`, until `result`."""
+    """The search for a key in a pool: read the block that `next` returns and pass it to `use_block`, until `result`."""
 
     def __init__(self, key: str, pool: Pool, version: int) -> None:
         self._key, self._pool, self._version = key, pool, version
@@ -42,7 +42,7 @@ class KeySearch:
             self._current = next((block for block in self._candidates if self._pool.size_of(block)), None)
         return self._current
 
-    def offer(self, block: Network, stored: Stored[BlockRecord]) -> None:
+    def use_block(self, block: Network, stored: Stored[BlockRecord]) -> None:
         """Takes note of a block that was read."""
         self._current = None
         if self._is_mine(stored) or self._is_unused(stored):

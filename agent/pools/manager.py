@@ -118,7 +118,7 @@ class Manager:
 
     def entry_changed(self, entry: NodeEntry | None = None) -> None:
         """Notes that this node's entry was changed: if not by this agent, the node may have been declared dead."""
-        known = self._memory.entry if self._is_loaded else None
+        known = self._memory.node_entry if self._is_loaded else None
         if known is None or entry is None or known.value != entry:
             self._news.add("entry")
             self.wake()
@@ -154,7 +154,7 @@ class Manager:
     def step(self) -> float:
         """Makes at most one request; returns how many seconds to wait before the next step."""
         try:
-            if not self._is_loaded or any(network.is_foreign() for network in self._memory.networks):
+            if not self._is_loaded or any(network.is_changed_elsewhere() for network in self._memory.networks):
                 self._load()
             self._note_news()
             wait_s = self._not_before_s - self._clocks.monotonic()
@@ -196,16 +196,16 @@ class Manager:
             (ownership.verify, True),  # no grant of an earlier boot or epoch lasts unless the store has it
             (ownership.list_blocks_of_node, True),
             (membership.register, True),  # after all grants are those of this epoch
-            (membership.look, True),  # a claim waits until all nodes are of this epoch
+            (membership.read_entries, True),  # a claim waits until all nodes are of this epoch
             (ownership.claim, True),
-            (ownership.confirm, False),  # lets the epoch be read again after a claim
+            (ownership.recheck_epoch, False),  # lets the epoch be read again after a claim
             (membership.publish, True),  # other nodes have a route before a block is granted, none after its return
             (ownership.grant, False),
             (ownership.give_back, True),
             (self._sticky.release, False),
             (self._planning.revoke, False),
-            (self._planning.intend, False),
-            (self._sticky.intend, True),
+            (self._planning.write_intents, False),
+            (self._sticky.write_intents, True),
         )
         self._identity = self._identity._replace(is_new=False)  # from now on the store may know it
         self._is_loaded = True
@@ -240,9 +240,9 @@ class Manager:
         if "space" in news and memory.space is None:
             self._not_before_s = 0.0  # the pools for which this node has waited, perhaps for a minute between two reads
         if "entry" in news:
-            memory.entry = None
+            memory.node_entry = None
         if "others" in news:
-            self._membership.look_again()
+            self._membership.read_entries_again()
 
     def _on_contact(self) -> bool:
         """Notes that the store answered; after an outage lets everything be read again that others may have changed."""
@@ -250,7 +250,7 @@ class Manager:
         outage_s = now_s - self._contact_s if self._failures else 0.0
         if outage_s > _OUTAGE_S:
             memory.space_is_due = True
-            memory.entry = None
+            memory.node_entry = None
             memory.position_is_checked &= outage_s < _RESTORE_S
             memory.mark_unverified()
         self._contact_s = now_s
@@ -279,7 +279,7 @@ class Manager:
             return
         self._written_problem, self._written_s = memory.problem, now_s
         for network in memory.networks:
-            if network.is_written:
+            if network.is_of_this_boot:
                 network.save(network.grants._replace(problem=memory.problem, contact=memory.contact))
 
     def _report_all(self, failure: str = "") -> None:

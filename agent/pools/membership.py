@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from agent.pools import block_protocol as protocol
 from agent.pools.block_requests import RequestFailed
-from agent.pools.grants_file import GRANTS, NO_TOKEN
+from agent.pools.grants_file import GRANT_STATES, NO_TOKEN
 from agent.pools.memory import Memory, is_routed
 from agent.pools.store import NodeEntry, Position, Stored
 from cni.address import Network
@@ -18,7 +18,7 @@ RESTORED = (
     "the store was restored from a backup: run `podwire ipam recover` (its --help has all steps). Until then this node "
     "claims no block and gives none back; pods keep their addresses, and new pods get addresses of granted blocks"
 )
-_FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 30.0
+_FIRST_LIST_S, _LAST_LIST_S = 1.0, 30.0
 
 
 class Membership:
@@ -26,7 +26,7 @@ class Membership:
 
     def __init__(self, memory: Memory, monotonic: Callable[[], float]) -> None:
         self._memory, self._monotonic = memory, monotonic
-        self._look_s, self._look_wait_s = 0.0, _FIRST_LOOK_S
+        self._next_list_s, self._list_wait_s = 0.0, _FIRST_LIST_S
         self.problems: dict[str, str] = {}
 
     def read_space(self) -> bool:
@@ -62,17 +62,17 @@ class Membership:
         memory.requests.forget_all()
         memory.mark_unverified()
         memory.is_restored = memory.position_is_checked = False
-        memory.entry = Stored(None) if memory.identity.is_new and not memory.unverified else None
+        memory.node_entry = Stored(None) if memory.identity.is_new and not memory.unverified else None
         self.problems.pop("store", None)
-        self.look_again()
+        self.read_entries_again()
 
     def read_entry(self) -> bool:
         """Reads this node's entry; the first time with all others, because a list has the store's position."""
         memory = self._memory
-        if memory.entry is not None:
+        if memory.node_entry is not None:
             return False
         if not memory.position_is_checked:
-            self._list()
+            self._list_entries()
             return True
         self._set_entry(memory.store.read_entry(memory.agent.node))
         return True
@@ -80,51 +80,51 @@ class Membership:
     def register(self) -> bool:
         """Registers this instance, once all grants are reasserted and the record is not foreign."""
         memory = self._memory
-        if memory.entry is None or self._record() == memory.agent.record:
+        if memory.node_entry is None or self._record() == memory.agent.record:
             return False
-        tokens = [held.entry.token for held in memory.blocks() if held.entry.grant]
+        tokens = [held.entry.token for held in memory.held_blocks() if held.entry.grant]
         tokens += [NO_TOKEN] * memory.has_unaccounted  # grants of a lost file, which are unknown
         swap = protocol.register(memory.agent, tokens, self._record())
         if swap is None:
             self._refuse_foreign()
             return False
         memory.set_may_claim(may_claim=False)
-        self._swap_entry(self._entry())
-        self.look_again()
+        self._swap_entry(self._desired_entry())
+        self.read_entries_again()
         return True
 
-    def look(self) -> bool:
+    def read_entries(self) -> bool:
         """Reads all entries, again and again, until the agent is clear: all other nodes are of this epoch."""
         memory = self._memory
-        if memory.agent.may_claim or self._record() != memory.agent.record or self._monotonic() < self._look_s:
+        if memory.agent.may_claim or self._record() != memory.agent.record or self._monotonic() < self._next_list_s:
             return False
-        self._look_s = self._monotonic() + self._look_wait_s
-        self._look_wait_s = min(_LAST_LOOK_S, 2 * self._look_wait_s)
-        self._list()
+        self._next_list_s = self._monotonic() + self._list_wait_s
+        self._list_wait_s = min(_LAST_LIST_S, 2 * self._list_wait_s)
+        self._list_entries()
         return True
 
     def publish(self) -> bool:
         """Writes the entry when this node's name, addresses or networks have changed."""
         memory = self._memory
-        if memory.entry is None or not memory.agent.may_claim or memory.entry.value == self._entry():
+        if memory.node_entry is None or not memory.agent.may_claim or memory.node_entry.value == self._desired_entry():
             return False
-        self._swap_entry(self._entry())
+        self._swap_entry(self._desired_entry())
         return True
 
     def is_published(self, block: Network) -> bool:
         """Returns whether this node's entry lists a block, so that other nodes have a route to it."""
-        entry = self._memory.entry
+        entry = self._memory.node_entry
         return entry is not None and entry.value is not None and block in entry.value.networks
 
-    def look_again(self) -> None:
-        """Lets `look` read all entries at once."""
-        self._look_s, self._look_wait_s = 0.0, _FIRST_LOOK_S
+    def read_entries_again(self) -> None:
+        """Lets `read_entries` read all entries at once."""
+        self._next_list_s, self._list_wait_s = 0.0, _FIRST_LIST_S
 
     def _record(self) -> protocol.NodeRecord | None:
-        entry = self._memory.entry
+        entry = self._memory.node_entry
         return entry.value.record if entry and entry.value else None
 
-    def _list(self) -> None:
+    def _list_entries(self) -> None:
         """Reads all entries; checks the store's position, and whether all nodes are of this epoch."""
         memory = self._memory
         entries = memory.store.list_entries()
@@ -160,13 +160,13 @@ class Membership:
             return
         memory.position = position
         for network in memory.networks:
-            if network.is_written:
+            if network.is_of_this_boot:
                 memory.write(network, network.grants)
 
     def _set_entry(self, stored: Stored[NodeEntry | None]) -> None:
         """Notes this node's entry as it is; a fence, or another agent's registration, ends the right to claim."""
         memory = self._memory
-        memory.entry = stored
+        memory.node_entry = stored
         record = stored.value.record if stored.value else None
         if record != memory.agent.record:
             memory.set_may_claim(may_claim=False)
@@ -182,11 +182,11 @@ class Membership:
     def _refuse_foreign(self) -> None:
         """Raises RequestFailed if the entry is damaged, or of another machine; it is read again later."""
         memory, record = self._memory, self._record()
-        if memory.entry and memory.entry.problem:
-            problem, memory.entry = memory.entry.problem, None
+        if memory.node_entry and memory.node_entry.problem:
+            problem, memory.node_entry = memory.node_entry.problem, None
             raise RequestFailed(problem)
         if record and protocol.is_foreign(memory.agent, record):
-            memory.entry = None
+            memory.node_entry = None
             raise RequestFailed(
                 f"node ID {memory.agent.node} belongs to another machine ({record.machine}; this one is "
                 f"{memory.agent.machine}): if this disk is a copy, delete node-id in the agent's state directory and "
@@ -196,22 +196,22 @@ class Membership:
 
     def _swap_entry(self, new: NodeEntry) -> None:
         memory = self._memory
-        expected, memory.entry = memory.entry or Stored(None), None
+        expected, memory.node_entry = memory.node_entry or Stored(None), None
         change = memory.store.swap_entry(memory.agent.node, expected, new)
         if protocol.succeeded(memory.requests.check_outcome("entry", expected.raw, change)) and change.raw:
-            memory.entry = Stored(new, change.raw)
+            memory.node_entry = Stored(new, change.raw)
 
-    def _entry(self) -> NodeEntry:
+    def _desired_entry(self) -> NodeEntry:
         """Returns the entry that this node should have."""
         memory = self._memory
         networks = []
-        for held in memory.blocks():
+        for held in memory.held_blocks():
             pool = memory.space.pool_of(held.entry.block) if memory.space else None
-            is_used = held.entry.state in GRANTS or held.entry.block in memory.grantable
+            is_used = held.entry.state in GRANT_STATES or held.entry.block in memory.grantable
             if is_used and is_routed(held.entry, pool):
                 networks.append(held.entry.block)
         networks.sort(key=lambda block: (block.version, int(block.network_address)))
-        existing = memory.entry.value if memory.entry else None
+        existing = memory.node_entry.value if memory.node_entry else None
         is_registered = existing is not None and existing.record == memory.agent.record
         registered = existing.registered if existing and is_registered else memory.time_text()
         return NodeEntry(memory.agent.record, memory.facts.name, memory.facts.addresses, tuple(networks), registered)

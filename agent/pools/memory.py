@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from agent.pools.block_protocol import AgentState, Token
 from agent.pools.block_requests import BlockRequests
-from agent.pools.grants_file import Entry, Grants
+from agent.pools.grants_file import FileEntry, Grants
 from agent.pools.identity import Identity
 from agent.pools.network_blocks import NetworkBlocks
 from agent.pools.space import ROUTED, Pool, Space
@@ -32,18 +32,18 @@ class Busy(Exception):  # noqa: N818 - a state, not an error
     """A plugin holds the lock of a network's reservations now: try again soon."""
 
 
-class Held(NamedTuple):
+class HeldBlock(NamedTuple):
     """A block in the grants file of a network."""
 
     network: NetworkBlocks
-    entry: Entry
+    entry: FileEntry
 
 
 @dataclass
 class Memory:
     """The state of one manager.
 
-    - `entry` is this node's entry as read last, None if it has to be read (again).
+    - `node_entry` is this node's entry as read last, None if it has to be read (again).
     - `position_is_checked`: the store's position in this epoch was compared with that of the last start.
     - `unverified` are granted blocks whose value has to be read.
     - `claimed` are tokens of successful claims, before the epoch was read again; `grantable` after it.
@@ -62,7 +62,7 @@ class Memory:
     requests: BlockRequests = field(init=False)
     space: Space | None = None
     space_is_due: bool = True
-    entry: Stored[NodeEntry | None] | None = None
+    node_entry: Stored[NodeEntry | None] | None = None
     position: Position = field(default_factory=Position)
     position_is_checked: bool = False
     is_restored: bool = False
@@ -82,13 +82,13 @@ class Memory:
         self.contact = max((network.grants.contact for network in self.networks), default=0)
         self.mark_unverified()
 
-    def blocks(self) -> Iterator[Held]:
+    def held_blocks(self) -> Iterator[HeldBlock]:
         """Yields all blocks in this node's files."""
         for network in self.networks:
             for entry in network.grants.entries:
-                yield Held(network, entry)
+                yield HeldBlock(network, entry)
 
-    def pool_of(self, held: Held) -> Pool | None:
+    def pool_of(self, held: HeldBlock) -> Pool | None:
         """Returns the pool of a block that its network may use; None if the block must not be granted (any longer)."""
         network, entry = held
         pool = self.space.pool_of(entry.block) if self.space else None
@@ -102,12 +102,12 @@ class Memory:
 
     def mark_unverified(self) -> None:
         """Marks all granted blocks: their values have to be compared with the store."""
-        self.unverified = {held.entry.block for held in self.blocks() if held.entry.grant}
+        self.unverified = {held.entry.block for held in self.held_blocks() if held.entry.grant}
         self.requests.forget(*self.unverified)
 
     def save(self, network: NetworkBlocks, grants: Grants) -> None:
         """Writes a network's file if it changes; raises OSError."""
-        if grants != network.grants or not network.is_written:
+        if grants != network.grants or not network.is_of_this_boot:
             self.write(network, grants)
 
     def write(self, network: NetworkBlocks, grants: Grants) -> None:
@@ -139,6 +139,6 @@ def uses_pool(network: NetworkBlocks, pool: Pool) -> bool:
     return bool(network.pool) and (pool.name == network.pool or bool(pool.namespaces))
 
 
-def is_routed(entry: Entry, pool: Pool | None) -> bool:
+def is_routed(entry: FileEntry, pool: Pool | None) -> bool:
     """Returns whether other nodes need a route to a block; if its pool no longer exists, its subnet shows it."""
     return pool.mode == ROUTED if pool else entry.subnet == entry.block

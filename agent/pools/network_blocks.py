@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from agent.pools import block_protocol as protocol
 from agent.pools import grants_file
-from agent.pools.grants_file import NO_TOKEN, Entry, Grants, State
+from agent.pools.grants_file import NO_TOKEN, FileEntry, Grants, State
 from agent.pools.identity import Identity
 from attachment.cache import RESULTS_DIR, read_entries
 from attachment.cache import CacheEntry as CachedEntry
@@ -43,7 +43,7 @@ class NetworkOptions(NamedTuple):
 class NetworkBlocks:
     """The grants file and the reservations of a network. `grants` is the content of the file on the disk.
 
-    `problem`: why the file could not be used at the start, "" if it could. `is_written`: the file is of this boot.
+    `problem`: why the file could not be used at the start, "" if it could. `is_of_this_boot`: the file is of this boot.
     """
 
     def __init__(self, options: NetworkOptions, identity: Identity) -> None:
@@ -54,7 +54,7 @@ class NetworkBlocks:
         self._seen: tuple[int, int] | None = None
         self._names: tuple[Address, ...] = ()
         self._counted: tuple[tuple[Address, ...], Grants, Counter[Network]] | None = None  # of these names and grants
-        self.is_written = False
+        self.is_of_this_boot = False
         self.problem = ""
         self._file = self._status()  # before it is read: a change meanwhile is then noticed
         self.grants = self._load()
@@ -63,12 +63,12 @@ class NetworkBlocks:
 
     def save(self, grants: Grants) -> None:
         """Writes the file if it changes. After an OSError its content is unknown: create a new object."""
-        if grants != self.grants or not self.is_written:
+        if grants != self.grants or not self.is_of_this_boot:
             directories.create(os.path.dirname(self.path))
             grants_file.write(self.path, grants)
-            self.grants, self.is_written, self._file = grants, True, self._status()
+            self.grants, self.is_of_this_boot, self._file = grants, True, self._status()
 
-    def is_foreign(self) -> bool:
+    def is_changed_elsewhere(self) -> bool:
         """Returns whether another program has changed or deleted the file."""
         return self._status() != self._file
 
@@ -104,7 +104,7 @@ class NetworkBlocks:
             return empty
         tokens = {str(entry.block): entry.token for entry in grants.entries if entry.grant}
         valid = protocol.grants_of_boot(identity.boot, grants.boot, tokens)
-        self.is_written = is_same = grants.boot == identity.boot
+        self.is_of_this_boot = is_same = grants.boot == identity.boot
         entries = (_after_start(e, is_valid=str(e.block) in valid, is_same_boot=is_same) for e in grants.entries)
         return grants._replace(boot=identity.boot, entries=tuple(entries))
 
@@ -210,7 +210,7 @@ def list_networks(configured: tuple[NetworkOptions, ...]) -> list[NetworkOptions
     return networks
 
 
-def _after_start(entry: Entry, *, is_valid: bool, is_same_boot: bool) -> Entry:
+def _after_start(entry: FileEntry, *, is_valid: bool, is_same_boot: bool) -> FileEntry:
     """Returns an entry after a start of the agent; after a boot all grants have ended and no pod has an address."""
     if entry.grant and not is_valid:
         return entry._replace(state=State.CLAIMING, token=NO_TOKEN)

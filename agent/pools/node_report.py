@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from agent.pools.block_protocol import Token
-from agent.pools.grants_file import GRANTS, State
+from agent.pools.grants_file import GRANT_STATES, State
 from agent.pools.identity import Identity
 from agent.pools.network_blocks import NetworkBlocks, NetworkOptions, list_networks
 from cni.address import Network
 
-_IN_USE = {state.value for state in (*GRANTS, State.LOST)}
+_IN_USE = {state.value for state in (*GRANT_STATES, State.LOST)}
 
 
 class ManagerStatus(NamedTuple):

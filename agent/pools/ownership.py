@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 
 from agent.pools import block_protocol as protocol
 from agent.pools.block_protocol import BlockRecord
-from agent.pools.grants_file import NO_TOKEN, Entry, State
-from agent.pools.memory import Held, Memory, is_routed
+from agent.pools.grants_file import NO_TOKEN, FileEntry, State
+from agent.pools.memory import HeldBlock, Memory, is_routed
 from agent.pools.network_blocks import NetworkBlocks
-from agent.pools.planning import gateway_of, granted, new_entry
+from agent.pools.planning import gateway_of, new_entry, with_gateway
 from agent.pools.store import Stored
 from cni.address import Network
 
@@ -49,7 +49,7 @@ class Ownership:
         become free one after the other, and a request for that may be late.
         """
         memory = self._memory
-        held = next((h for h in memory.blocks() if h.entry.grant and h.entry.block in memory.unverified), None)
+        held = next((h for h in memory.held_blocks() if h.entry.grant and h.entry.block in memory.unverified), None)
         if held is None:
             memory.unverified.clear()
             return False
@@ -57,7 +57,7 @@ class Ownership:
             self._lose(held, "this node was declared dead while it runs")
             return True
         network, entry = held
-        stored = memory.requests.take_value(entry.block)
+        stored = memory.requests.take_or_read(entry.block)
         if stored is None:
             return True
         if protocol.is_lost(memory.agent, entry.token, stored.value):
@@ -77,32 +77,32 @@ class Ownership:
         memory = self._memory
         epoch = memory.agent.epoch
         is_waiting = memory.has_unaccounted and self._monotonic() < self._list_s
-        if is_waiting or all(network.grants.listed == epoch for network in memory.networks):
+        if is_waiting or all(network.grants.listed_epoch == epoch for network in memory.networks):
             return False
-        is_first = not any(network.grants.listed for network in memory.networks)
-        is_known_empty = memory.identity.is_new and is_first and not any(memory.blocks())
+        is_first = not any(network.grants.listed_epoch for network in memory.networks)
+        is_known_empty = memory.identity.is_new and is_first and not any(memory.held_blocks())
         owned = {} if is_known_empty else memory.store.list_blocks(memory.agent.node)
         self._adopt(owned)
         self._list_s = self._monotonic() + _RELIST_S
         self.problems.pop("reservations", None)
         memory.has_unaccounted = False
         for network in memory.networks:
-            if not self._explain_unaccounted(network):
-                memory.save(network, network.grants._replace(listed=epoch))
+            if not self._report_unaccounted(network):
+                memory.save(network, network.grants._replace(listed_epoch=epoch))
         return True
 
     def claim(self) -> bool:
         """Claims a block whose intent is in a file."""
         memory = self._memory
-        held = next((held for held in memory.blocks() if self._is_to_claim(held)), None)
+        held = next((held for held in memory.held_blocks() if self._is_to_claim(held)), None)
         if held is None or not memory.agent.may_claim:
             return False
         network, entry = held
-        stored = memory.requests.take_value(entry.block)
+        stored = memory.requests.take_or_read(entry.block)
         if stored is None:
             return True
-        is_anothers = stored.note.key not in ("", entry.key)  # another pod's, for ever
-        swap = None if is_anothers else protocol.claim(memory.agent, None, stored.value)
+        has_other_key = stored.note.key not in ("", entry.key)  # the address of another pod, for ever
+        swap = None if has_other_key else protocol.claim(memory.agent, None, stored.value)
         if swap is None:
             memory.save(network, network.grants.without(entry.block))
             return True
@@ -118,7 +118,7 @@ class Ownership:
             memory.claimed[entry.block] = token
         return True
 
-    def confirm(self) -> bool:
+    def recheck_epoch(self) -> bool:
         """Lets the space be read after the claims, for its epoch, unless their answers had it."""
         memory = self._memory
         memory.space_is_due |= bool(memory.claimed)
@@ -131,8 +131,8 @@ class Ownership:
         for network in memory.networks:
             grants = network.grants
             for entry in grants.entries:
-                if entry.block in memory.grantable and (after := self._granted(Held(network, entry))):
-                    grants = grants.with_entry(granted(grants, after) if after.state is State.GRANTED else after)
+                if entry.block in memory.grantable and (after := self._after_claim(HeldBlock(network, entry))):
+                    grants = grants.with_entry(with_gateway(grants, after) if after.state is State.GRANTED else after)
             has_changed |= grants != network.grants
             memory.save(network, grants)
             for entry in grants.entries:
@@ -143,11 +143,11 @@ class Ownership:
     def give_back(self) -> bool:
         """Gives back a revoked block; removes it from the file, also if it has another owner."""
         memory = self._memory
-        held = next((held for held in memory.blocks() if held.entry.state is State.REVOKED), None)
+        held = next((held for held in memory.held_blocks() if held.entry.state is State.REVOKED), None)
         if held is None or not memory.agent.may_claim or self._is_published(held.entry.block):
             return False
         network, entry = held
-        stored = memory.requests.take_value(entry.block)
+        stored = memory.requests.take_or_read(entry.block)
         if stored is None:
             return True
         self._delete_routes(entry.block)
@@ -157,12 +157,12 @@ class Ownership:
             memory.save(network, network.grants.without(entry.block))
         return True
 
-    def _is_to_claim(self, held: Held) -> bool:
+    def _is_to_claim(self, held: HeldBlock) -> bool:
         block = held.entry.block
         is_done = block in self._memory.claimed or block in self._memory.grantable
         return held.entry.state is State.CLAIMING and not is_done
 
-    def _granted(self, held: Held) -> Entry | None:
+    def _after_claim(self, held: HeldBlock) -> FileEntry | None:
         """Returns the entry of a claimed block as it is granted; None while other nodes have no route to it.
 
         A block that the network must not use (any longer) is given back, or drains while it has reservations.
@@ -183,7 +183,7 @@ class Ownership:
             return entry._replace(state=State.REVOKED, token=NO_TOKEN) if is_gone else None
         return entry._replace(state=State.GRANTED, token=token)
 
-    def _lose(self, held: Held, cause: str) -> None:
+    def _lose(self, held: HeldBlock, cause: str) -> None:
         """Stops a grant that the store does not have, or will not; what this node does not own it forgets later."""
         memory = self._memory
         network, entry = held
@@ -199,7 +199,7 @@ class Ownership:
     def _adopt(self, owned: Mapping[Network, Stored[BlockRecord]]) -> None:
         """Adds this node's blocks that no file names, each to the network whose pods have its addresses."""
         memory = self._memory
-        known = {held.entry.block for held in memory.blocks()}
+        known = {held.entry.block for held in memory.held_blocks()}
         self.problems.pop("blocks", None)
         for block in owned:
             if block in known:
@@ -221,15 +221,15 @@ class Ownership:
         using = [one for one in networks if pool and one.pool == pool.name]
         return [*holding, *using, *networks][0]
 
-    def _explain_unaccounted(self, network: NetworkBlocks) -> bool:
+    def _report_unaccounted(self, network: NetworkBlocks) -> bool:
         """Returns whether a network that lost its file has reservations outside all blocks; reports them as a problem.
 
         In a new epoch the agent would have to reassert their blocks, but it does not know whether they were granted.
         """
         memory = self._memory
-        if network.grants.listed or memory.space is None:
+        if network.grants.listed_epoch or memory.space is None:
             return False
-        known = [held.entry.block for held in memory.blocks()]
+        known = [held.entry.block for held in memory.held_blocks()]
         unaccounted = [
             str(address)
             for address in network.list_reserved()
@@ -247,7 +247,7 @@ class Ownership:
         return bool(unaccounted)
 
 
-def _difference(entry: Entry, stored: Stored[BlockRecord]) -> str:
+def _difference(entry: FileEntry, stored: Stored[BlockRecord]) -> str:
     """Returns how the store differs from a grant."""
     owner = stored.problem or (f"owner {stored.value.owner}" if stored.value.owner else "no owner")
     return (

@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Callable
 
 from agent.pools import block_protocol as protocol
-from agent.pools.grants_file import GRANTS, NO_TOKEN, Entry, Grants, PoolHead, State
-from agent.pools.memory import Held, Memory, uses_pool
+from agent.pools.grants_file import GRANT_STATES, NO_TOKEN, FileEntry, Grants, PoolHead, State
+from agent.pools.memory import HeldBlock, Memory, uses_pool
 from agent.pools.network_blocks import NetworkBlocks
 from agent.pools.space import SEGMENT, Pool, Space
 from agent.pools.store import Stored
-from agent.pools.supply import GROWTH_S, Candidates, FreeBlocks, Usage, count_to_claim, usage_of
+from agent.pools.supply import GROWTH_S, Candidates, UnusedBlocks, Usage, count_to_claim, usage_of
 from cni.address import Address, Network
 
 _EXHAUSTED_S = 60.0
@@ -29,11 +29,11 @@ class Planning:
 
     def __init__(self, memory: Memory, monotonic: Callable[[], float]) -> None:
         self._memory, self._monotonic = memory, monotonic
-        self._free = {network.path: FreeBlocks() for network in memory.networks}
+        self._unused = {network.path: UnusedBlocks() for network in memory.networks}
         self._candidates: dict[tuple[str, int], Candidates] = {}
         self._not_before_s: dict[tuple[str, int], float] = {}
         self._intended_s: dict[tuple[str, str, int], float] = {}  # when a network intended its latest block
-        self._fresh: dict[str, tuple[Space, Grants]] = {}  # the pairs for which the file needs no change
+        self._refreshed: dict[str, tuple[Space, Grants]] = {}  # the space and file of each network that are equal
         self.problems: dict[str, str] = {}
 
     def forget(self) -> None:
@@ -47,8 +47,8 @@ class Planning:
         if memory.space is None:
             return False
         for network in memory.networks:
-            fresh = self._fresh.get(network.path)
-            if fresh and fresh[0] is memory.space and fresh[1] is network.grants:
+            refreshed = self._refreshed.get(network.path)
+            if refreshed and refreshed[0] is memory.space and refreshed[1] is network.grants:
                 continue
             self.problems.pop(f"network {network.name}", None)
             if network.pool and memory.space.pool(network.pool) is None:
@@ -60,10 +60,10 @@ class Planning:
                     f"network {network.name}: pool {named.name} is sticky, for the pods of its namespaces only: "
                     "name another pool in the network"
                 )
-            if self._refreshed(network, network.grants) != network.grants:
-                memory.save_locked(network, lambda grants, network=network: self._refreshed(network, grants))  # type: ignore[misc]
+            if self._with_space(network, network.grants) != network.grants:
+                memory.save_locked(network, lambda grants, network=network: self._with_space(network, grants))  # type: ignore[misc]
                 return True
-            self._fresh[network.path] = memory.space, network.grants
+            self._refreshed[network.path] = memory.space, network.grants
         return False
 
     def revoke(self) -> bool:
@@ -71,20 +71,20 @@ class Planning:
         for network in self._memory.networks:
             used = network.count_used()
             now_s = self._monotonic()
-            free = self._free[network.path]
-            free.observe(network.grants.entries, used, now_s)
+            unused = self._unused[network.path]
+            unused.observe(network.grants.entries, used, now_s)
             for entry in network.grants.entries:
                 is_unused = entry.state in (State.DRAINING, State.LOST) and not used[entry.block]
                 if is_unused and self._revoke(network, entry):
                     return True
             for pool, version in self._groups(network):
                 entries = _of_group(network.grants, pool, version)
-                surplus = free.surplus(entries, now_s, is_on_demand=pool.name != network.pool)
+                surplus = unused.surplus(entries, now_s, is_on_demand=pool.name != network.pool)
                 if surplus and self._revoke(network, surplus):
                     return True
         return False
 
-    def intend(self) -> bool:
+    def write_intents(self) -> bool:
         """Writes the intent to claim the blocks that a network needs, or lists all blocks to choose from."""
         memory = self._memory
         if not memory.agent.may_claim:
@@ -92,7 +92,7 @@ class Planning:
         for network in memory.networks:
             used = network.count_used()
             for pool, version in self._groups(network):
-                if self._intend(network, pool, version, used):
+                if self._write_intents(network, pool, version, used):
                     return True
             for pool in self._pools(network):
                 if network.demand(pool.name):
@@ -109,7 +109,7 @@ class Planning:
                 numbers[name] = Usage(*(a + b for a, b in zip(numbers.get(name, Usage()), one, strict=True)))
         return numbers
 
-    def _revoke(self, network: NetworkBlocks, entry: Entry) -> bool:
+    def _revoke(self, network: NetworkBlocks, entry: FileEntry) -> bool:
         """Revokes a block, unless it got a reservation meanwhile; returns whether it is revoked."""
 
         def revoked(grants: Grants) -> Grants:
@@ -122,7 +122,7 @@ class Planning:
         after = network.grants.entry(entry.block)
         return after is not None and after.state is State.REVOKED
 
-    def _intend(self, network: NetworkBlocks, pool: Pool, version: int, used: Counter[Network]) -> bool:
+    def _write_intents(self, network: NetworkBlocks, pool: Pool, version: int, used: Counter[Network]) -> bool:
         memory, key = self._memory, (pool.name, version)
         grants = network.grants
         demand = network.demand(pool.name)
@@ -155,7 +155,7 @@ class Planning:
 
     def _choose(self, candidates: Candidates, count: int) -> list[Network]:
         chosen: list[Network] = []
-        known = [held.entry.block for held in self._memory.blocks()]
+        known = [held.entry.block for held in self._memory.held_blocks()]
         while len(chosen) < count:
             block = candidates.next([*known, *chosen])
             if block is None:
@@ -184,27 +184,27 @@ class Planning:
         pools = [pool for pool in self._pools(network) if not pool.is_sticky]
         return [(pool, version) for pool in pools for version in pool.versions]
 
-    def _refreshed(self, network: NetworkBlocks, grants: Grants) -> Grants:
+    def _with_space(self, network: NetworkBlocks, grants: Grants) -> Grants:
         """Returns a network's grants with the pools, ranges and draining blocks of the space."""
         memory = self._memory
         heads = tuple(
             PoolHead(pool.name, pool.versions, pool.namespaces, pool.is_sticky) for pool in self._pools(network)
         )
-        entries = (_refreshed(entry, memory.pool_of(Held(network, entry))) for entry in grants.entries)
+        entries = (_with_pool(entry, memory.pool_of(HeldBlock(network, entry))) for entry in grants.entries)
         return grants._replace(pools=heads, entries=tuple(entries))
 
 
-def new_entry(space: Space | None, block: Network) -> Entry:
+def new_entry(space: Space | None, block: Network) -> FileEntry:
     """Returns the entry of a block to claim; for a block of no pool, with all its addresses as the range."""
     pool = space.pool_of(block) if space else None
     ranges = tuple(pool.ranges(block)) if pool else ()
     subnet = pool.subnet_of(block) if pool else block
     ranges = ranges or ((block[0], block[-1]),)
     gateway = pool.gateway_of(subnet) if pool and pool.mode == SEGMENT else ranges[0][0]
-    return Entry(block, pool.name if pool else "", State.CLAIMING, NO_TOKEN, subnet, ranges, gateway)
+    return FileEntry(block, pool.name if pool else "", State.CLAIMING, NO_TOKEN, subnet, ranges, gateway)
 
 
-def granted(grants: Grants, entry: Entry) -> Entry:
+def with_gateway(grants: Grants, entry: FileEntry) -> FileEntry:
     """Returns the entry with the gateway of the routed network on this node: the first address of its first block.
 
     All blocks of an IP version share one gateway, the address of the bridge.
@@ -220,19 +220,19 @@ def gateway_of(grants: Grants, version: int) -> Address | None:
         (
             entry.gateway
             for entry in grants.entries
-            if entry.state in (*GRANTS, State.LOST)
+            if entry.state in (*GRANT_STATES, State.LOST)
             and (entry.version, entry.subnet, entry.key) == (version, entry.block, "")
         ),
         None,
     )
 
 
-def _refreshed(entry: Entry, pool: Pool | None) -> Entry:
-    """Returns an entry equal to its pool; `pool` is None if the block must not be granted any longer."""
-    if entry.state in GRANTS:
+def _with_pool(entry: FileEntry, pool: Pool | None) -> FileEntry:
+    """Returns an entry with the values of its pool; None as `pool`: the block must not be granted any longer."""
+    if entry.state in GRANT_STATES:
         entry = entry._replace(state=State.GRANTED if pool else State.DRAINING)
     return entry._replace(pool=pool.name, ranges=tuple(pool.ranges(entry.block))) if pool else entry
 
 
-def _of_group(grants: Grants, pool: Pool, version: int) -> list[Entry]:
+def _of_group(grants: Grants, pool: Pool, version: int) -> list[FileEntry]:
     return [entry for entry in grants.entries if entry.pool == pool.name and entry.version == version]

@@ -26,7 +26,7 @@ _NOT_PLAIN = re.compile(r"[^ -%'-;=?-~]")  # see _TEXT in documents.py: a compar
 _MAX_MESSAGE = 1000
 
 
-class Request(NamedTuple):
+class PoolsRequest(NamedTuple):
     """The spec of an object and the agents' decision about it: reason and message, "" before there is one."""
 
     uid: str
@@ -66,12 +66,12 @@ def document_in_effect(raw: bytes) -> Document:
     return {key: status[key] for key in ("epoch", "pools")} if {"epoch", "pools"} <= status.keys() else {}
 
 
-def request_of(raw: bytes) -> Request:
+def request_of(raw: bytes) -> PoolsRequest:
     """Returns the request of an object."""
     document, condition = documents.decode(raw), _condition_of(raw)
     is_current = condition.get("observedGeneration") == document.get("generation")
     reason, message = (str(condition.get(key, "")) if is_current else "" for key in ("reason", "message"))
-    return Request(str(document.get("uid")), _mapping(raw, "spec"), reason, message)
+    return PoolsRequest(str(document.get("uid")), _mapping(raw, "spec"), reason, message)
 
 
 def requests_pools(raw: bytes, pools: tuple[Pool, ...]) -> bool:

@@ -13,14 +13,14 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from agent.pools import block_protocol as protocol
-from agent.pools.grants_file import Entry, State
+from agent.pools.grants_file import FileEntry, State
 from agent.pools.space import Pool
 from cni.address import Network
 
 MAX_BLOCKS_AT_ONCE = 8
 _LOW_SHARE = 4
 _SPARE_BLOCKS = 1
-FREE_S = 600.0
+UNUSED_S = 600.0
 GROWTH_S = 60.0
 _GROWTH_BLOCKS = 2
 # After as many tries the agent lists the blocks. With 19 of 20 blocks claimed a node tries 20 on average.
@@ -40,7 +40,7 @@ class Usage(NamedTuple):
         return max(0, self.size - self.used)
 
 
-def usage_of(entries: Collection[Entry], used: Mapping[Network, int]) -> Usage:
+def usage_of(entries: Collection[FileEntry], used: Mapping[Network, int]) -> Usage:
     """Returns the numbers of the granted blocks."""
     granted = [entry for entry in entries if entry.state is State.GRANTED]
     sizes = sum(entry.size for entry in granted)
@@ -48,43 +48,43 @@ def usage_of(entries: Collection[Entry], used: Mapping[Network, int]) -> Usage:
 
 
 def count_to_claim(
-    entries: Collection[Entry], used: Mapping[Network, int], block_size: int, demand: int, *, is_growing: bool = False
+    entries: Collection[FileEntry], used: Mapping[Network, int], size: int, demand: int, *, is_growing: bool = False
 ) -> int:
     """Returns how many more blocks a network needs of one pool and IP version, up to MAX_BLOCKS_AT_ONCE.
 
-    Blocks that are being claimed count as free ones. `demand` is the number of ADDs that had no address. A network
-    `is_growing` if it has claimed a block less than GROWTH_S ago.
+    Blocks that are being claimed count as free ones. `size` is that of a block, `demand` the number of ADDs that had
+    no address. A network `is_growing` if it has claimed a block less than GROWTH_S ago.
     """
     coming = [entry for entry in entries if entry.state in (State.GRANTED, State.CLAIMING)]
     free = sum(max(0, entry.size - used[entry.block]) for entry in coming)
-    needed = max(demand, block_size // _LOW_SHARE, 1)
-    usable = max(1, block_size - 2)  # of a routed block without exclusions
+    needed = max(demand, size // _LOW_SHARE, 1)
+    usable = max(1, size - 2)  # of a routed block without exclusions
     missing = -(-(needed - free) // usable)
     if missing > 0 and is_growing and any(entry.state is State.GRANTED for entry in entries):
         missing = max(missing, _GROWTH_BLOCKS)
     return min(max(0, missing), MAX_BLOCKS_AT_ONCE)
 
 
-class FreeBlocks:
+class UnusedBlocks:
     """The time since which each granted block has been unused, by this node's monotonic clock."""
 
     def __init__(self) -> None:
         self._since: dict[Network, float] = {}
 
-    def observe(self, entries: Collection[Entry], used: Mapping[Network, int], now_s: float) -> None:
+    def observe(self, entries: Collection[FileEntry], used: Mapping[Network, int], now_s: float) -> None:
         """Notes which granted blocks are unused now."""
-        free = [entry.block for entry in entries if entry.state is State.GRANTED and not used[entry.block]]
-        self._since = {block: self._since.get(block, now_s) for block in free}
+        unused = [entry.block for entry in entries if entry.state is State.GRANTED and not used[entry.block]]
+        self._since = {block: self._since.get(block, now_s) for block in unused}
 
-    def surplus(self, entries: Collection[Entry], now_s: float, *, is_on_demand: bool) -> Entry | None:
+    def surplus(self, entries: Collection[FileEntry], now_s: float, *, is_on_demand: bool) -> FileEntry | None:
         """Returns a block to give back, None without one. Of a pool on demand no unused block is kept as a spare.
 
         The block with the gateway stays until the next boot, because the bridge keeps that address.
         """
-        free = [entry for entry in entries if now_s - self._since.get(entry.block, now_s) >= FREE_S]
-        unused = [entry for entry in free if entry.gateway not in entry.block]
+        unused = [entry for entry in entries if now_s - self._since.get(entry.block, now_s) >= UNUSED_S]
+        removable = [entry for entry in unused if entry.gateway not in entry.block]
         spare = 0 if is_on_demand else _SPARE_BLOCKS
-        return unused[-1] if unused and len(free) > spare else None
+        return removable[-1] if removable and len(unused) > spare else None
 
 
 class Candidates:

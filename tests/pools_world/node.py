@@ -14,7 +14,7 @@ from typing import Any
 
 from agent.api_errors import ApiError
 from agent.pools import grants_file
-from agent.pools.grants_file import Entry
+from agent.pools.grants_file import FileEntry
 from agent.pools.identity import read as read_identity
 from agent.pools.manager import Clocks, Manager
 from agent.pools.memory import NodeFacts
@@ -72,7 +72,7 @@ class Node:
         return f"boot-{self.number}-{self.boots}"
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[FileEntry, ...]:
         """The blocks that plugins may use now, and the others of the file; none if the file is of another boot."""
         if not self.is_on:
             return ()
@@ -207,7 +207,7 @@ class Node:
 
 
 @lru_cache(1024)
-def _parsed(content: bytes) -> tuple[str, tuple[Entry, ...]]:
+def _parsed(content: bytes) -> tuple[str, tuple[FileEntry, ...]]:
     """Returns the boot and the entries of a grants file; nothing for a damaged one."""
     try:
         grants = grants_file.parse(content)

@@ -6,7 +6,7 @@ import pytest
 
 from agent.pools import grants_file
 from agent.pools.block_protocol import Token
-from agent.pools.grants_file import Entry, Grants, PoolHead, State
+from agent.pools.grants_file import FileEntry, Grants, PoolHead, State
 from agent.pools.identity import Identity
 from agent.pools.manager import Manager
 from agent.pools.memory import NodeFacts
@@ -25,7 +25,7 @@ def entry(number, state):
     """Returns a block of a grants file, whose gateway is the first address of the first block."""
     block = ip_network(f"10.22.0.{number}/26")
     ranges = ((block[1], block[-2]),)
-    return Entry(block, "default", state, Token("e1", 3), block, ranges, ip_address("10.22.0.1"))
+    return FileEntry(block, "default", state, Token("e1", 3), block, ranges, ip_address("10.22.0.1"))
 
 
 @pytest.fixture

@@ -302,7 +302,7 @@ def test_a_full_pool_is_listed_once():
     search = KeySearch("k@net", pool, 4)
     tried = 0
     while (block := search.next()) and block != last:
-        search.offer(block, blocks[block])
+        search.use_block(block, blocks[block])
         tried += 1
     if block is None:
         assert tried == MAX_TRIES
