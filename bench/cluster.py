@@ -175,13 +175,13 @@ def _simulation() -> Iterator[None]:
     An entry is parsed once and not by each node, and a directory is read once after each change: nothing else writes
     into it meanwhile.
     """
-    stored_entry, coarse_ns = documents.stored_entry, network_blocks._COARSE_NS
+    stored_entry, tick_ns = documents.stored_entry, network_blocks._TICK_NS
     documents.stored_entry = lru_cache(None)(stored_entry)
-    network_blocks._COARSE_NS = -1
+    network_blocks._TICK_NS = -1
     try:
         yield
     finally:
-        documents.stored_entry, network_blocks._COARSE_NS = stored_entry, coarse_ns
+        documents.stored_entry, network_blocks._TICK_NS = stored_entry, tick_ns
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ def parse(text: bytes) -> Grants:
     fields = Fields(_object(gojson.loads(text)), context="grants")
     pools = fields.objects("pools")
     entries = [entry for pool in pools for entry in _entries(pool)]
-    _refuse_overlaps(entries)
+    _refuse_invalid(entries)
     position = Position(fields.string("cluster"), fields.integer("revision", minimum=0) or 0)
     return Grants(
         boot=fields.string("boot"),
@@ -232,12 +232,12 @@ def _entries(pool: Fields) -> Iterator[FileEntry]:
         )
 
 
-def _refuse_overlaps(entries: list[FileEntry]) -> None:
+def _refuse_invalid(entries: list[FileEntry]) -> None:
     known: list[Network] = []
     for entry in entries:
         if any(entry.block.overlaps(other) for other in known):
             raise ValueError(f"block {entry.block} overlaps another one")
-        if not entry.state.value or (entry.grant and not entry.token.generation):
+        if entry.grant and not entry.token.generation:
             raise ValueError(f"block {entry.block} is granted without a token")
         known.append(entry.block)
 

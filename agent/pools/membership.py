@@ -35,7 +35,8 @@ class Membership:
         if not memory.space_is_due:
             return False
         try:
-            space, _, refusal, _ = memory.store.read_space()
+            stored = memory.store.read_space()
+            space, refusal = stored.value, stored.problem
         except ValueError as error:
             space, refusal = None, f"the space is not valid: {error}"
         memory.space = space if space and space.epoch else None
@@ -62,7 +63,8 @@ class Membership:
         memory.requests.forget_all()
         memory.mark_unverified()
         memory.is_restored = memory.position_is_checked = False
-        memory.node_entry = Stored(None) if memory.identity.is_new and not memory.unverified else None
+        has_no_entry = memory.identity.is_new and not memory.unverified
+        memory.node_entry = Stored(None) if has_no_entry else None
         self.problems.pop("store", None)
         self.read_entries_again()
 
@@ -83,7 +85,8 @@ class Membership:
         if memory.node_entry is None or self._record() == memory.agent.record:
             return False
         tokens = [held.entry.token for held in memory.held_blocks() if held.entry.grant]
-        tokens += [NO_TOKEN] * memory.has_unaccounted  # grants of a lost file, which are unknown
+        if memory.has_unaccounted:
+            tokens.append(NO_TOKEN)  # the grants of a lost file are unknown
         swap = protocol.register(memory.agent, tokens, self._record())
         if swap is None:
             self._refuse_foreign()
@@ -170,7 +173,7 @@ class Membership:
         record = stored.value.record if stored.value else None
         if record != memory.agent.record:
             memory.set_may_claim(may_claim=False)
-        # By the boot, which begins the instance: the Node object of a machine that runs may have got another UID since.
+        # Compares the boot only: the UID of the Node object, the other part of an instance, may change in one boot.
         memory.is_fenced = bool(record and record.is_fenced and record.instance.startswith(f"{memory.identity.boot}/"))
         if memory.is_fenced:
             self.problems["fenced"] = (

@@ -28,7 +28,7 @@ from ipam.host_local.store import ReservationStore as Reservations
 from process import directories
 
 _SUFFIX = ".grants"
-_COARSE_NS = 50_000_000  # more than a tick of the clock for file times, which is some milliseconds
+_TICK_NS = 50_000_000  # within a tick of the clock for file times (some milliseconds) two changes have the same time
 
 
 class NetworkOptions(NamedTuple):
@@ -52,8 +52,8 @@ class NetworkBlocks:
         self._identity = identity
         self._directory = f"{self._data_dir}/{self.name}"
         self._seen: tuple[int, int] | None = None
-        self._names: tuple[Address, ...] = ()
-        self._counted: tuple[tuple[Address, ...], Grants, Counter[Network]] | None = None  # of these names and grants
+        self._reserved: tuple[Address, ...] = ()
+        self._counted: tuple[tuple[Address, ...], Grants, Counter[Network]] | None = None  # for these values
         self.is_of_this_boot = False
         self.problem = ""
         self._file = self._status()  # before it is read: a change meanwhile is then noticed
@@ -111,42 +111,42 @@ class NetworkBlocks:
     # Reservations.
 
     def list_reserved(self) -> tuple[Address, ...]:
-        """Returns the addresses with a reservation; reads the directory when it has changed.
+        """Returns the addresses with a reservation; reads the directory when its change time is another one.
 
-        Of its times host-local sets only the modification time (ipam/host_local/index.py).
+        The modification time shows no change: host-local sets it (ipam/host_local/index.py).
         """
         try:
             status = os.stat(self._directory)
         except FileNotFoundError:
-            self._seen, self._names = None, ()
+            self._seen, self._reserved = None, ()
             return ()
         seen = (status.st_ino, status.st_ctime_ns)
         if seen != self._seen:
-            is_past = time.time_ns() - seen[1] > _COARSE_NS
-            self._names = tuple(self._read_names())
-            self._seen = seen if is_past else None
-        return self._names
+            is_final = time.time_ns() - seen[1] > _TICK_NS
+            self._reserved = tuple(self._read_reserved())
+            self._seen = seen if is_final else None
+        return self._reserved
 
     def count_used(self) -> Counter[Network]:
         """Returns the number of reservations in each block; the caller does not change it."""
-        names, grants = self.list_reserved(), self.grants
-        if self._counted and self._counted[0] is names and self._counted[1] is grants:
+        reserved, grants = self.list_reserved(), self.grants
+        if self._counted and self._counted[0] is reserved and self._counted[1] is grants:
             return self._counted[2]
         numbers: dict[int, list[int]] = {4: [], 6: []}
-        for address in names:
+        for address in reserved:
             numbers[address.version].append(int(address))
         for values in numbers.values():
             values.sort()
         used: Counter[Network] = Counter()
         for block in (entry.block for entry in grants.entries):
-            first, last, reserved = int(block[0]), int(block[-1]), numbers[block.version]
-            used[block] = bisect_right(reserved, last) - bisect_left(reserved, first)
-        self._counted = names, grants, used
+            values = numbers[block.version]
+            used[block] = bisect_right(values, int(block[-1])) - bisect_left(values, int(block[0]))
+        self._counted = reserved, grants, used
         return used
 
     def count_reservations(self, block: Network) -> int:
         """Returns the number of reservations in a block now; the caller holds the lock."""
-        return sum(address in block for address in self._read_names())
+        return sum(address in block for address in self._read_reserved())
 
     def describe_holders(self, block: Network) -> str:
         """Returns a text with each address of a block and its pod, or its container if the pod's name is unknown."""
@@ -159,7 +159,7 @@ class NetworkBlocks:
                 holders.append(f"{address} of {pods.get(container) or f'container {container}'}")
         return ", ".join(holders)
 
-    def _read_names(self) -> Iterator[Address]:
+    def _read_reserved(self) -> Iterator[Address]:
         store = Reservations(self._data_dir, self.name)
         with suppress(FileNotFoundError):
             for name in store.names():

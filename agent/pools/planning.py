@@ -113,8 +113,7 @@ class Planning:
         """Revokes a block, unless it got a reservation meanwhile; returns whether it is revoked."""
 
         def revoked(grants: Grants) -> Grants:
-            reservations = network.count_reservations(entry.block)
-            if reservations if not entry.grant else protocol.revoke(entry.token, reservations):
+            if protocol.revoke(entry.token, network.count_reservations(entry.block)):
                 return grants
             return grants.with_entry(entry._replace(state=State.REVOKED, token=NO_TOKEN))
 

@@ -63,11 +63,7 @@ def reclaim(store: Store, suspect: Suspect, evidence: Evidence, *, deleted_is_of
     for _ in range(_ROUNDS):
         stored = store.read_entry(node)
         existing = stored.value.record if stored.value else None
-        if (
-            existing is not None
-            and existing.is_fenced
-            and existing == record._replace(epoch=proof.epoch, is_fenced=True)
-        ):
+        if existing == record._replace(epoch=proof.epoch, is_fenced=True):
             return free_blocks(store, node)
         swap = protocol.fence(proof, existing)
         if swap is None or stored.value is None:

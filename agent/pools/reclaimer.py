@@ -29,18 +29,18 @@ from agent.pools.reclaim import free_blocks, read_suspect, reclaim
 from agent.pools.store import Store
 
 _SPREAD_S = 0.02  # for each node of the cluster
-_CHECK_S, _CHECKERS = 600.0, 3.0  # about so many agents check again within so many seconds
+_CHECK_S, _CHECKERS = 600.0, 3.0  # about three agents check again, each within ten minutes
 _RETRY_S = 60.0
 
 
-class _Due(NamedTuple):
+class _Task(NamedTuple):
     """A task for the blocks of a machine that the administrator stated to be off; `at_s` is of the monotonic clock."""
 
-    at_s: float
     name: str
     uid: str
     evidence: Evidence
     is_check: bool = False
+    at_s: float = 0.0
 
 
 class Reclaimer:
@@ -53,7 +53,7 @@ class Reclaimer:
         self._reclaims_deleted = options.reclaim == DELETED
         self._delay_s = options.reclaim_delay_s
         self._nodes: dict[str, Node] = {}
-        self._due: list[_Due] = []
+        self._tasks: list[_Task] = []
         self._changed = threading.Condition()
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="reclaim", daemon=True)
@@ -85,72 +85,72 @@ class Reclaimer:
 
     def _note_deleted(self, node: Node) -> None:
         if self._reclaims_deleted:
-            self._schedule(_Due(self._delay_s, node.name, node.uid, Evidence.NODE_DELETED))
+            self._schedule(_Task(node.name, node.uid, Evidence.NODE_DELETED), self._delay_s)
 
     def _note_taint(self, node: Node) -> None:
         if node.is_out_of_service:
-            self._schedule(_Due(0.0, node.name, node.uid, Evidence.OUT_OF_SERVICE))
+            self._schedule(_Task(node.name, node.uid, Evidence.OUT_OF_SERVICE), 0.0)
 
-    def _schedule(self, due: _Due) -> None:
-        """Schedules work after `due.at_s` seconds and a random time."""
+    def _schedule(self, task: _Task, delay_s: float) -> None:
+        """Schedules a task after `delay_s` and a random time."""
         spread_s = 1.0 + _SPREAD_S * len(self._nodes)
         with self._changed:
-            self._due.append(due._replace(at_s=time.monotonic() + due.at_s + random.random() * spread_s))
+            self._tasks.append(task._replace(at_s=time.monotonic() + delay_s + random.random() * spread_s))
             self._changed.notify()
 
     def _run(self) -> None:
-        while due := self._next():
+        while task := self._next():
             try:
-                self._reclaim(due)
+                self._reclaim(task)
             except (ApiError, ValueError) as error:
-                self._log("warning", f"the blocks of node {due.name} are not reclaimed yet: {error}")
-                self._schedule(due._replace(at_s=_RETRY_S))
+                self._log("warning", f"the blocks of node {task.name} are not reclaimed yet: {error}")
+                self._schedule(task, _RETRY_S)
 
-    def _next(self) -> _Due | None:
+    def _next(self) -> _Task | None:
         """Waits for the next task and returns it; None at the end."""
         with self._changed:
             while not self._is_stopped:
-                due = min(self._due, default=None)
-                wait_s = due.at_s - time.monotonic() if due else None
-                if due and wait_s is not None and wait_s <= 0:
-                    self._due.remove(due)
-                    return due
+                task = min(self._tasks, key=lambda one: one.at_s, default=None)
+                wait_s = task.at_s - time.monotonic() if task else None
+                if task and wait_s is not None and wait_s <= 0:
+                    self._tasks.remove(task)
+                    return task
                 self._changed.wait(wait_s)
         return None
 
-    def _reclaim(self, due: _Due) -> None:
+    def _reclaim(self, task: _Task) -> None:
         """Declares the node dead and frees its blocks, unless another agent has done it."""
-        node = self._entries.id_of(due.uid)
+        node = self._entries.id_of(task.uid)
         if node is None:
             return  # it never registered, or has registered under another UID
-        if due.is_check:
+        if task.is_check:
             free_blocks(self._store, node)
             return
         suspect = read_suspect(self._store, node)
         record = suspect.record
-        if record is None or uid_of(record.instance) != due.uid:
+        if record is None or uid_of(record.instance) != task.uid:
             return
         if record.is_fenced:
             if random.random() * len(self._nodes) < _CHECKERS:
-                self._schedule(due._replace(at_s=_CHECK_S * random.random(), is_check=True))
+                self._schedule(task._replace(is_check=True), _CHECK_S * random.random())
             return
-        if not self._is_still_true(due):  # the evidence is read after the record and the epoch
+        if not self._is_still_true(task):  # the evidence is read after the record and the epoch
             return
-        done = reclaim(self._store, suspect, due.evidence, deleted_is_off=self._reclaims_deleted)
+        done = reclaim(self._store, suspect, task.evidence, deleted_is_off=self._reclaims_deleted)
         blocks = ", ".join(map(str, done.blocks)) or "none"
         self._log(
-            "warning", f"node {due.name} ({node}) is off: {due.evidence.value}; blocks that are free now: {blocks}"
+            "warning", f"node {task.name} ({node}) is off: {task.evidence.value}; blocks that are free now: {blocks}"
         )
         if done.problem:
             self._log("warning", done.problem)
-            self._schedule(due._replace(at_s=_RETRY_S, is_check=True))
+            self._schedule(task._replace(is_check=True), _RETRY_S)
 
-    def _is_still_true(self, due: _Due) -> bool:
+    def _is_still_true(self, task: _Task) -> bool:
         """Returns whether the API server shows the evidence now; raises ApiError."""
         try:
-            node = parse_node(self._client.get(object_path(NODES, due.name)))
+            node = parse_node(self._client.get(object_path(NODES, task.name)))
         except NotFound:
-            return due.evidence is Evidence.NODE_DELETED
-        if due.evidence is Evidence.NODE_DELETED:
-            return node.uid != due.uid
-        return node.uid == due.uid and node.is_out_of_service
+            return task.evidence is Evidence.NODE_DELETED
+        if task.evidence is Evidence.NODE_DELETED:
+            return node.uid != task.uid
+        return node.uid == task.uid and node.is_out_of_service

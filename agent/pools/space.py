@@ -18,7 +18,7 @@ A pool with `"sticky": true` has blocks of one address: each pod of its `namespa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_network
 from typing import NamedTuple
 
@@ -161,17 +161,6 @@ def parse_space(document: Mapping[str, object]) -> Space:
 def format_space(space: Space) -> dict[str, object]:
     """Returns the document of a space."""
     return {"epoch": space.epoch, "pools": [_format_pool(pool) for pool in space.pools]}
-
-
-def check_change(before: Space, after: Space, blocks: Iterable[Network]) -> None:
-    """Raises ValueError if the claimed `blocks` would be no blocks of the same pools after a change of the space."""
-    for block in blocks:
-        one, other = before.pool_of(block), after.pool_of(block)
-        if one is not None and (other is None or (other.name, other.mode) != (one.name, one.mode)):
-            raise ValueError(
-                f'pool {one.name} loses block {block}, which a node has: set its CIDR in "draining" first, and wait '
-                "until `podwire ipam blocks` lists none of its blocks"
-            )
 
 
 def _parse_pool(document: Mapping[str, object]) -> Pool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agent.pools.space import SEGMENT, Pool, Space, check_change
+from agent.pools.space import SEGMENT, Pool, Space
 from cni.address import Address, Network
 
 _WAIT = 'set the CIDR in "draining" first, and wait until `podwire ipam blocks --pool {}` lists none of its blocks'
@@ -27,7 +27,7 @@ def check(before: Space, after: Space, blocks: Iterable[Network]) -> None:
     The caller reads them after `before`, and changes the space by compare-and-swap from `before`.
     """
     claimed = tuple(blocks)
-    check_change(before, after, claimed)
+    _refuse_lost(before, after, claimed)
     for pool in before.pools:
         for cidr in pool.cidrs:
             if not (_continues(pool, cidr, after) or any(_is_within(cidr, network) for network in pool.draining)):
@@ -42,7 +42,7 @@ def check(before: Space, after: Space, blocks: Iterable[Network]) -> None:
 
 
 def check_blocks(after: Space, blocks: Iterable[Network]) -> None:
-    """Raises ValueError if a claimed block overlaps a pool and is not one of its blocks: also if there was no space."""
+    """Raises ValueError if a claimed block overlaps a pool and is not one of its blocks."""
     for block in blocks:
         for pool in after.pools:
             if pool.cidr_of(block) is None and any(block.overlaps(cidr) for cidr in pool.cidrs):
@@ -50,6 +50,17 @@ def check_blocks(after: Space, blocks: Iterable[Network]) -> None:
                     f"block {block}, which a node has, overlaps pool {pool.name} but is not one of its blocks: "
                     "`podwire ipam blocks` lists its node, which gives it back when no pod has an address of it"
                 )
+
+
+def _refuse_lost(before: Space, after: Space, blocks: Iterable[Network]) -> None:
+    """Raises ValueError if a claimed block is not a block of the same pool after the change."""
+    for block in blocks:
+        one, other = before.pool_of(block), after.pool_of(block)
+        if one is not None and (other is None or (other.name, other.mode) != (one.name, one.mode)):
+            raise ValueError(
+                f'pool {one.name} loses block {block}, which a node has: set its CIDR in "draining" first, and wait '
+                "until `podwire ipam blocks` lists none of its blocks"
+            )
 
 
 def _continues(pool: Pool, cidr: Network, after: Space) -> bool:
