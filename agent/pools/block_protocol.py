@@ -19,7 +19,7 @@ A block's states, in order: free, claimed (it has an owner), granted (also in th
 | object | written by |
 |---|---|
 | a free block | any agent that may claim: `claim` |
-| a claimed block | its owner: `claim`, `give_back`; in a new epoch an agent with a grant: `reassert`; any: `reclaim` |
+| a claimed block | its owner: `claim`, `give_back`; an agent with a grant of an old epoch: `reassert`; any: `reclaim` |
 | a node's record | its agent: `register`; any other agent with a proof of death: `fence`; after a restore: `recover` |
 | the epoch | `recover` |
 | the grants file | this machine's agent, one process, holding the lock that plugins hold when they allocate |
@@ -27,8 +27,8 @@ A block's states, in order: free, claimed (it has an owner), granted (also in th
 Four rules carry the proof:
 
 1. A block is granted only after a compare-and-swap of this process that is known to have succeeded. It sets a new
-   generation, so all earlier requests for the block that arrive later fail. So `revoke` comes before `give_back`, and
-   a revoked block needs a new claim.
+   generation, so all earlier requests for the block that arrive later fail. A return is `revoke`, then `give_back`;
+   to grant a revoked block again, the agent claims it again.
 2. Without an answer, nothing is known about a request. The agent forgets the request and reads again.
 3. A boot ends all grants. So a machine that was declared dead has none when it starts, even without a connection.
    It registers by compare-and-swap on its record before it claims. `fence` changes the same record, so one of the two
@@ -226,12 +226,12 @@ def claim(agent: AgentState, grant: Token | None, block: BlockRecord) -> BlockSw
 
 
 def claim_after(swap: BlockSwap, outcome: SwapOutcome) -> Token | None:
-    """Returns the token that the agent has in memory after `claim` or `give_back`: that of a successful claim."""
+    """Returns the token of a claim that succeeded; None after any other outcome, and after `give_back`."""
     return swap.new.token if succeeded(outcome) and swap.new.owner else None
 
 
 def token_to_grant(claimed: Token, epoch: str) -> Token | None:
-    """Returns the token to write into the grants file: the claim's, if its epoch is still the store's.
+    """Returns the token of a claim, to write into the grants file, if its epoch is still the store's.
 
     The epoch is read after the answer to `claim`, or by the transaction that executes it: the same order of events,
     without others between them. In another epoch the request may have been executed by a restored store, while another

@@ -31,7 +31,7 @@ DAMAGED_BLOCK = BlockRecord("(damaged)", Token("", 0))
 DAMAGED_RECORD = NodeRecord("(damaged)", "(damaged)", "")
 DAMAGED_ENTRY = NodeEntry(DAMAGED_RECORD)
 
-_NODE = re.compile(r"[a-z0-9]{1,63}")  # 32 hex digits; without "-", which ends the name of the space
+_NODE = re.compile(r"[a-z0-9]{1,63}")  # 32 hex digits; no "-": it separates space and node in the name of an object
 _SPACE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _BLOCK_NAME = re.compile(r"([0-9a-f]{8}|[0-9a-f]{32})-([0-9]{1,3})")
 # Kubernetes compares texts in their JSON form, in which Go and Python encode other characters differently.

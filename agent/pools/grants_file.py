@@ -51,7 +51,7 @@ GRANT_STATES = (State.GRANTED, State.DRAINING)
 
 
 class FileEntry(NamedTuple):
-    """A block in the file, with the token of a grant, and what plugins need: subnet, ranges, gateway.
+    """A block in the file: its token (NO_TOKEN unless granted), and the subnet, ranges and gateway for plugins.
 
     A sticky address has the `key` to which it belongs, and the `pod` of this node that gets it ("team-a/db-0"), if any.
     """
@@ -155,7 +155,7 @@ def format_grants(grants: Grants) -> bytes:
 
 def parse(text: bytes) -> Grants:
     """Returns the grants of a file's content; raises ValueError, CniError."""
-    parsed = plugin_format.parse(text)  # so that the agent replaces what plugins refuse
+    parsed = plugin_format.parse(text)  # raises for a file that plugins would refuse
     fields = Fields(_object(gojson.loads(text)), context="grants")
     pools = fields.objects("pools")
     entries = [entry for pool in pools for entry in _entries(pool)]

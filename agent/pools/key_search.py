@@ -43,7 +43,7 @@ class KeySearch:
         return self._current
 
     def use_block(self, block: Network, stored: Stored[BlockRecord]) -> None:
-        """Takes note of a block that was read."""
+        """Sets `result` if the block that was read is that of the key, or has none."""
         self._current = None
         if self._is_mine(stored) or self._is_unused(stored):
             self.result = block, stored

@@ -32,10 +32,10 @@ from cni.errors import CniError
 POLL_S = 0.5  # three stat calls for each network: a burst of pods is answered within this time
 _BUSY_S = 0.01  # an ADD holds the lock for a millisecond
 _FIRST_WAIT_S, _LAST_WAIT_S = 0.5, 60.0
-_OUTAGE_S = 30.0  # after as long without contact, the grants are compared with the store again
-_RESTORE_S = 120.0  # after as long without contact the store may have been restored: its position is compared
+_OUTAGE_S = 30.0  # after so long without contact the grants are compared with the store again
+_RESTORE_S = 120.0  # after so long without contact the store may have been restored: its position is compared
 _SPACE_S = 600.0  # between reads of the space, in case its watch missed a change
-_PROBLEM_S = 60.0  # between two changes of `problem` in the grants files, which are for people only
+_PROBLEM_S = 60.0  # between two changes of `problem` in the grants files, which only people read
 
 
 Value = TypeVar("Value")
@@ -161,7 +161,7 @@ class Manager:
             if wait_s > 0:
                 return min(wait_s, POLL_S)
             has_worked = self._work()
-            if not has_worked:  # everything due has succeeded; a read between two refused changes is no success
+            if not has_worked:  # all that was due has succeeded: one successful step does not end a series of failures
                 self._failures, self._memory.problem = 0, ""
             self._write_problem()
             self._report_all()
@@ -186,7 +186,7 @@ class Manager:
         self._planning, self._sticky = Planning(self._memory, monotonic), StickyPlanning(self._memory, monotonic)
         membership, ownership = self._membership, self._ownership
         # The steps in the protocol's order: a later step depends on the results of the earlier ones. A store that was
-        # restored from a backup is only read. Each step has a flag: True if it sends requests to the store.
+        # restored from a backup is only read. The flag of a step: whether its work counts as contact with the store.
         self._reading_steps = (
             (membership.read_space, True),  # the epoch and the pools
             (self._planning.refresh, False),
@@ -196,9 +196,9 @@ class Manager:
             (ownership.verify, True),  # no grant of an earlier boot or epoch lasts unless the store has it
             (ownership.list_blocks_of_node, True),
             (membership.register, True),  # after all grants are those of this epoch
-            (membership.read_entries, True),  # a claim waits until all nodes are of this epoch
+            (membership.read_entries, True),  # no claim before all nodes are of this epoch
             (ownership.claim, True),
-            (ownership.recheck_epoch, False),  # lets the epoch be read again after a claim
+            (ownership.recheck_epoch, False),  # after a claim: no grant before the epoch was read again
             (membership.publish, True),  # other nodes have a route before a block is granted, none after its return
             (ownership.grant, False),
             (ownership.give_back, True),
@@ -238,7 +238,7 @@ class Manager:
             memory.space_is_due = True
             self._space_s = now_s
         if "space" in news and memory.space is None:
-            self._not_before_s = 0.0  # the pools for which this node has waited, perhaps for a minute between two reads
+            self._not_before_s = 0.0  # reads the first pools at once, not after the delay of the last failure
         if "entry" in news:
             memory.node_entry = None
         if "others" in news:

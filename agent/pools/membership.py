@@ -97,7 +97,7 @@ class Membership:
         return True
 
     def read_entries(self) -> bool:
-        """Reads all entries, again and again, until the agent is clear: all other nodes are of this epoch."""
+        """Reads all entries, again and again, until the agent may claim: until all other nodes are of this epoch."""
         memory = self._memory
         if memory.agent.may_claim or self._record() != memory.agent.record or self._monotonic() < self._next_list_s:
             return False
@@ -183,7 +183,7 @@ class Membership:
             memory.mark_unverified()
 
     def _refuse_foreign(self) -> None:
-        """Raises RequestFailed if the entry is damaged, or of another machine; it is read again later."""
+        """Raises RequestFailed if the entry is damaged or of another machine, and lets it be read again."""
         memory, record = self._memory, self._record()
         if memory.node_entry and memory.node_entry.problem:
             problem, memory.node_entry = memory.node_entry.problem, None

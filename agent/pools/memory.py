@@ -43,10 +43,10 @@ class HeldBlock(NamedTuple):
 class Memory:
     """The state of one manager.
 
-    - `node_entry` is this node's entry as read last, None if it has to be read (again).
+    - `node_entry` is this node's entry as read last: Stored(None) without an object, None if it has to be read.
     - `position_is_checked`: the store's position in this epoch was compared with that of the last start.
     - `unverified` are granted blocks whose value has to be read.
-    - `claimed` are tokens of successful claims, before the epoch was read again; `grantable` after it.
+    - `claimed` are tokens of successful claims; `grantable` those whose epoch is still the store's after the claim.
     - `pods` are the pods of this node by name ("team-a/db-0"), each with its key (pods.py); None before the first list.
     - `requests` are the changes of blocks, with the values that they expect.
     - `has_unaccounted`: a network whose grants file was lost has reservations outside of this node's blocks.

@@ -43,7 +43,7 @@ class NetworkOptions(NamedTuple):
 class NetworkBlocks:
     """The grants file and the reservations of a network. `grants` is the content of the file on the disk.
 
-    `problem`: why the file could not be used at the start, "" if it could. `is_of_this_boot`: the file is of this boot.
+    `problem`: why the file could not be used at the start, "" if it could. `is_of_this_boot`: this boot has written it.
     """
 
     def __init__(self, options: NetworkOptions, identity: Identity) -> None:

@@ -1,8 +1,8 @@
 """The blocks of this node in the store: verify, claim, grant and give back.
 
-One rule: block_protocol makes every decision. A step here makes at most one request, and returns whether it did, or
-changed a file. The steps of a new block: the intent in the file, the claim, reading the epoch again, the entry (for
-routes), the grant. The steps of a return: revoked in the file, the entry, free in the store, removed from the file.
+One rule: block_protocol makes every decision. A step makes at most one request, and returns whether it did, or changed
+a file. A claim: Planning.write_intents, `claim`, Membership.read_space (the epoch), Membership.publish (the route),
+`grant`. A return: Planning.revoke, Membership.publish, `give_back` (free in the store, then removed from the file).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Ownership:
     def verify(self) -> bool:
         """Compares a grant with the store: keeps it in a new epoch, and stops it if it is lost.
 
-        Of a node that was declared dead while it runs all grants are lost, whatever the store has now: the blocks
-        become free one after the other, and a request for that may be late.
+        A node that was declared dead while it runs loses all grants, even if it still owns their blocks in the store:
+        another agent may be freeing them.
         """
         memory = self._memory
         held = next((h for h in memory.held_blocks() if h.entry.grant and h.entry.block in memory.unverified), None)
@@ -163,9 +163,9 @@ class Ownership:
         return held.entry.state is State.CLAIMING and not is_done
 
     def _after_claim(self, held: HeldBlock) -> FileEntry | None:
-        """Returns the entry of a claimed block as it is granted; None while other nodes have no route to it.
+        """Returns the next entry of a claimed block: granted, or None while other nodes have no route to it.
 
-        A block that the network must not use (any longer) is given back, or drains while it has reservations.
+        If the network must not use the block (any longer), it is revoked, or drains while it has reservations.
         """
         memory = self._memory
         network, entry = held
@@ -184,7 +184,7 @@ class Ownership:
         return entry._replace(state=State.GRANTED, token=token)
 
     def _lose(self, held: HeldBlock, cause: str) -> None:
-        """Stops a grant that the store does not have, or will not; what this node does not own it forgets later."""
+        """Ends a lost grant, reports the pods that have its addresses; `give_back` removes it when they are gone."""
         memory = self._memory
         network, entry = held
         holders = network.describe_holders(entry.block)

@@ -179,7 +179,7 @@ class Planning:
         return [pool for pool in space.pools if uses_pool(network, pool)] if space else []
 
     def _groups(self, network: NetworkBlocks) -> list[tuple[Pool, int]]:
-        """Returns what a network claims blocks of in advance, or on demand."""
+        """Returns each pool and IP version of which a network claims blocks, except sticky pools."""
         pools = [pool for pool in self._pools(network) if not pool.is_sticky]
         return [(pool, version) for pool in pools for version in pool.versions]
 

@@ -26,7 +26,7 @@ from cni.address import Address, Network, as_network, format_ip, parse_ip
 
 ROUTED, SEGMENT = MODES = ("routed", "segment")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a DNS label, as Kubernetes' names
-_EPOCH = re.compile(r"[-0-9A-Za-z]{0,64}")  # also a text of blocks and entries, which allow less than JSON
+_EPOCH = re.compile(r"[-0-9A-Za-z]{0,64}")  # blocks and entries contain it, see _TEXT in documents.py
 _FAMILIES = (("ipv4", 4), ("ipv6", 6))
 _DEFAULT_PREFIX_LENGTHS = {4: 26, 6: 122}
 _STICKY_PREFIX_LENGTHS = {4: 32, 6: 128}
@@ -98,7 +98,7 @@ class Pool(NamedTuple):
         """Yields the first and the last address of each range of a block that pods may get.
 
         Leaves out what is excluded, and the first and the last address of the subnet: of IPv4 they are the network's
-        and the broadcast address, of IPv6 the routers' anycast address (RFC 4291) and, for one rule, the last one.
+        and the broadcast address; of IPv6 the first is the routers' anycast address (RFC 4291), the last as in IPv4.
         A routed block of one address is no subnet.
         """
         subnet = self.subnet_of(block)

@@ -83,7 +83,7 @@ def requests_pools(raw: bytes, pools: tuple[Pool, ...]) -> bool:
 
 
 def status_of(raw: bytes, space: Space | None, time_text: str, reason: str = "", message: str = "") -> Document:
-    """Returns the status with a space in effect; its condition has the new decision, without one the existing one."""
+    """Returns the status with a space in effect; without a new decision (`reason`) it keeps the existing condition."""
     before = _condition_of(raw)
     if not reason and space and requests_pools(raw, space.pools):
         reason, message = ACCEPTED, "the pools are in effect"

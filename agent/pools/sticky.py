@@ -130,7 +130,7 @@ class StickyPlanning:
         return wait is None or self._monotonic() >= wait.until_s
 
     def _search(self, desired: PodAddress) -> bool:
-        """Makes the next request for a pod's address; returns whether it made one."""
+        """Reads the next block, or lists all, in the search for a pod's address; returns whether it did."""
         network = next(one for one in self._memory.networks if one.path == desired.network)
         pool = self._memory.space.pool(desired.pool) if self._memory.space else None
         of_key = (entry for entry in network.grants.entries if entry.key == desired.key)

@@ -36,7 +36,7 @@ class BlockNote(NamedTuple):
 
 
 class Stored(NamedTuple, Generic[T_co]):
-    """A value that was read, and `raw`, the store's form of it, with which a change compares; b"" without an object.
+    """A value that was read. `raw` are its bytes in the store, which a compare-and-swap expects; b"" without an object.
 
     With a `problem` the object is not valid: the value is DAMAGED_BLOCK or DAMAGED_ENTRY, which the protocol leaves
     alone, and a change that expects it is LOST. Only a block has a `note`.
@@ -87,7 +87,7 @@ class SpaceChanged(NamedTuple):
 class Position(NamedTuple):
     """The position of a store in its history: its cluster's ID and the revision of its latest answer.
 
-    A lower revision or another ID is the sign of a restore, if there is one.
+    A lower revision or another ID shows a restore; some restores show neither.
     """
 
     cluster: str = ""
@@ -173,5 +173,5 @@ class Store(Protocol):
     def watch(self, revision: str) -> Changes:
         """Opens a watch of the entries and the space after a revision.
 
-        Here or in the iteration, Expired means that the revision is too old, or that the store is: list again.
+        Raises Expired, here or in the iteration, if the revision is too old or the store was restored: list again.
         """

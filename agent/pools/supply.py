@@ -23,7 +23,7 @@ _SPARE_BLOCKS = 1
 UNUSED_S = 600.0
 GROWTH_S = 60.0
 _GROWTH_BLOCKS = 2
-# After as many tries the agent lists the blocks. With 19 of 20 blocks claimed a node tries 20 on average.
+# After so many tries the agent lists the blocks. With 19 of 20 blocks claimed a node tries 20 on average.
 MAX_TRIES = 64
 
 
