@@ -36,21 +36,20 @@ class Membership:
             return False
         try:
             stored = memory.store.read_space()
-            space, refusal = stored.value, stored.problem
         except ValueError as error:
-            space, refusal = None, f"the space is not valid: {error}"
-        memory.space = space if space and space.epoch else None
-        if memory.space is None or space is None:
+            stored = Stored(None, problem=f"the space is not valid: {error}")
+        memory.space = stored.value if stored.value and stored.value.epoch else None
+        if memory.space is None:
             memory.claimed.clear()
             missing = "the store has no pools: apply an IPSpace object, or run `podwire ipam pools --set FILE`"
-            raise RequestFailed(refusal or missing)
+            raise RequestFailed(stored.problem or missing)
         memory.space_is_due = False
-        agent = protocol.after_epoch(memory.agent, space.epoch)
+        agent = protocol.after_epoch(memory.agent, memory.space.epoch)
         if agent != memory.agent:
             self._begin_epoch(agent)
         for block, claimed in list(memory.claimed.items()):
             del memory.claimed[block]
-            token = protocol.token_to_grant(claimed, space.epoch)
+            token = protocol.token_to_grant(claimed, agent.epoch)
             if token:
                 memory.grantable[block] = token
         return True
@@ -91,7 +90,7 @@ class Membership:
         if swap is None:
             self._refuse_foreign()
             return False
-        memory.set_may_claim(may_claim=False)
+        memory.agent = memory.agent._replace(may_claim=False)
         self._swap_entry(self._desired_entry())
         self.read_entries_again()
         return True
@@ -158,7 +157,7 @@ class Membership:
         before = max(known, key=lambda one: one.revision, default=Position())
         if before.cluster and (position.cluster != before.cluster or position.revision < before.revision):
             memory.is_restored = True
-            memory.set_may_claim(may_claim=False)
+            memory.agent = memory.agent._replace(may_claim=False)
             self.problems["store"] = RESTORED
             return
         memory.position = position
@@ -172,7 +171,7 @@ class Membership:
         memory.node_entry = stored
         record = stored.value.record if stored.value else None
         if record != memory.agent.record:
-            memory.set_may_claim(may_claim=False)
+            memory.agent = memory.agent._replace(may_claim=False)
         # Compares the boot only: the UID of the Node object, the other part of an instance, may change in one boot.
         memory.is_fenced = bool(record and record.is_fenced and record.instance.startswith(f"{memory.identity.boot}/"))
         if memory.is_fenced:

@@ -129,10 +129,6 @@ class Memory:
             return grants._replace(position=self.position, epoch=self.agent.epoch)
         return grants
 
-    def set_may_claim(self, *, may_claim: bool) -> None:
-        """Sets whether the agent may claim."""
-        self.agent = self.agent._replace(may_claim=may_claim)
-
 
 def uses_pool(network: NetworkBlocks, pool: Pool) -> bool:
     """Returns whether a network may have blocks of a pool: the pool that it names, or one with namespaces."""

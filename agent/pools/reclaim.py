@@ -68,8 +68,7 @@ def reclaim(store: Store, suspect: Suspect, evidence: Evidence, *, deleted_is_of
         swap = protocol.fence(proof, existing)
         if swap is None or stored.value is None:
             return Reclaimed(problem=f"node {node} is not reclaimed: it has registered since, so it runs")
-        change = store.swap_entry(node, stored, stored.value._replace(record=swap.new, networks=()))
-        problem = change.problem
+        problem = store.swap_entry(node, stored, stored.value._replace(record=swap.new, networks=())).problem
     return Reclaimed(problem=f"node {node} is not fenced: {problem}; try again")
 
 
@@ -107,9 +106,8 @@ def recover(store: Store, joined: Collection[str], new_epoch: str = "") -> str:
     `joined` are the IDs of all nodes that may have registered after the backup. An ID too many is safe: if no node has
     it, all wait until it is declared dead. An ID too few is not noticed, and its blocks may be claimed by others.
     """
-    epoch = new_epoch or random_epoch()
     records = {node: stored.value.record for node, stored in store.list_entries().by_node.items()}
-    missing, epoch = protocol.recover(records, joined, epoch)
+    missing, epoch = protocol.recover(records, joined, new_epoch or random_epoch())
     for node, swap in missing.items():
         _create_entry(store, node, swap.new)
     for _ in range(_ROUNDS):

@@ -121,9 +121,7 @@ POLICIES = {
     "a copied disk gives back": Policy("give_back", _give_back_unregistered, breaks="I4", model=COPIED_DISK),
     "a copied disk is accepted": Policy("is_foreign", lambda agent, record: False, model=COPIED_DISK),
     "restore without a new epoch": Policy("recover", _recover(epoch=lambda new: 1), model=RESTORE),
-    "restore with objections only": Policy(
-        "after_records", lambda agent, _: agent._replace(may_claim=True), model=RESTORE
-    ),
+    "restore with objections only": Policy("after_records", lambda one, _: one._replace(may_claim=True), model=RESTORE),
     "restore without the nodes that joined": Policy("recover", _recover(joined=False), model=RESTORE),
     "restore: a fence counts in each epoch": Policy("after_records", _after_records_without_fenced, model=RESTORE),
     "restore: the epoch is not read after the claim": Policy("token_to_grant", lambda token, _: token, model=RESTORE),

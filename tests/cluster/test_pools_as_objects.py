@@ -230,9 +230,8 @@ def test_a_decision_about_an_older_spec_is_lost(cluster):
     cluster.apply(DEFAULT)
     stored = cluster.store.read_space()
     cluster.apply(MORE)
-    assert (
-        cluster.store.swap_space(stored, parse_space({"pools": [DEFAULT], "epoch": "e1"})).outcome is SwapOutcome.LOST
-    )
+    reply = cluster.store.swap_space(stored, parse_space({"pools": [DEFAULT], "epoch": "e1"}))
+    assert reply.outcome is SwapOutcome.LOST
     assert cluster.pools() == []
     assert (cluster.decide()[0], cluster.pools()) == ("True", ["more"])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.pools import grants_file, reclaim
-from agent.pools.block_protocol import BlockRecord, Evidence, NodeRecord, SwapOutcome, Token
+from agent.pools.block_protocol import FREE, BlockRecord, Evidence, NodeRecord, SwapOutcome, Token
 from agent.pools.grants_file import State
 from agent.pools.store import BlockNote, NodeEntry, Stored
 from ipam.host_local import grants as plugin_format
@@ -324,9 +324,7 @@ def test_a_damaged_block_is_left_alone(world, node, outage_s):
 def test_a_block_of_no_pool_becomes_free(world, node):
     """A block that the space has lost is drained; a block of another size is reported, and never granted."""
     foreign = ip_network("10.99.0.0/26")
-    world.store.swap_block(
-        foreign, Stored(BlockRecord("", Token("", 0))), BlockRecord(node.node, Token("epoch-0", 5)), BlockNote()
-    )
+    world.store.swap_block(foreign, Stored(FREE), BlockRecord(node.node, Token("epoch-0", 5)), BlockNote())
     node.lose_file()
     run(node)
     assert str(foreign) not in blocks_of(node)
