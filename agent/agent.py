@@ -38,7 +38,7 @@ from agent.retries import Retries
 from agent.route_updates import RouteUpdates
 from agent.routes import Routes
 from agent.settings import Settings
-from agent.status import Status
+from agent.status import AgentStatus
 from attachment.masquerade.cluster import ClusterNetworks
 from cni.address import Address
 from process.loop import Loop, now
@@ -65,7 +65,9 @@ class Agent:
         self._source: NetworksSource = PoolBlocks() if settings.pools.store else PodCidrs()
         self._cluster = Cluster(settings.node_name, api_addresses, fixed=self._source.are_fixed)
         self._nodes = ListedNodes(self._cluster, self._source)
-        self.status = Status(loop, self._log, self._metrics, self._events, self._cluster, self._routes, self._source)
+        self.status = AgentStatus(
+            loop, self._log, self._metrics, self._events, self._cluster, self._routes, self._source
+        )
         self.status.on_ready = self._collect
         changes = ChangeLog(self._log, lambda: len(self._cluster.nodes), dry_run=settings.dry_run)
         self._retries = Retries(loop)

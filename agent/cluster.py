@@ -17,7 +17,7 @@ from agent.node import Node
 from cni.address import Address, Network
 
 
-class NodeChange(NamedTuple):
+class ClusterChange(NamedTuple):
     """A change of a node: whether its networks changed, and the other nodes whose usable addresses changed."""
 
     networks_changed: bool
@@ -68,13 +68,13 @@ class Cluster:
             if node is not this:
                 self.conflicts.change(None, node)
 
-    def set(self, node: Node) -> NodeChange:
+    def set(self, node: Node) -> ClusterChange:
         """Adds or replaces a node as `replace` does."""
         before = self.nodes.get(node.name)
         node = self.nodes[node.name] = self._with_known_networks(node, before)
         return self._update_conflicts(node.name, before, node)
 
-    def remove(self, name: str) -> NodeChange:
+    def remove(self, name: str) -> ClusterChange:
         """Removes a node."""
         return self._update_conflicts(name, self.nodes.pop(name, None), None)
 
@@ -105,14 +105,14 @@ class Cluster:
             return node
         return node._replace(pod_cidrs=before.pod_cidrs, problems=node.problems or ("its podCIDR is missing",))
 
-    def _update_conflicts(self, name: str, before: Node | None, after: Node | None) -> NodeChange:
+    def _update_conflicts(self, name: str, before: Node | None, after: Node | None) -> ClusterChange:
         if after and after.problems:
             self._wrong[name] = after.problems
         else:
             self._wrong.pop(name, None)
         names = self.conflicts.change(before, after)
         networks_changed = (before.pod_cidrs if before else ()) != (after.pod_cidrs if after else ())
-        return NodeChange(networks_changed, names - {name})
+        return ClusterChange(networks_changed, names - {name})
 
     def _no_conflicts(self) -> Conflicts:
         return Conflicts(self.name, self._api_addresses, fixed=self._is_fixed)

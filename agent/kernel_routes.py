@@ -13,7 +13,7 @@ from agent.route_plan import ROUTE_KINDS, ObjectKind, Objects, RouteOptions, mac
 from cni.address import Cidr
 from kernel import address, protocol_route, route, tunnel_entries
 from kernel.link import Link
-from kernel.protocol_route import Hop, Prefix, format_prefix
+from kernel.protocol_route import NextHop, Prefix, format_prefix
 from kernel.rtnl import Request, Socket
 
 
@@ -44,7 +44,7 @@ def build_request(change: ObjectChange, options: RouteOptions, device: Link | No
         metric = options.metric if kind is ObjectKind.ROUTE else options.unreachable_metric
         if value is None:
             return protocol_route.delete_request(key, metric, options.protocol)
-        hop = value if isinstance(value, Hop) else protocol_route.UNREACHABLE
+        hop = value if isinstance(value, NextHop) else protocol_route.UNREACHABLE
         return protocol_route.set_request(key, hop, metric, options.protocol)
     assert device is not None
     if kind is ObjectKind.ADDRESS:

@@ -56,7 +56,7 @@ def object_path(collection: str, name: str) -> str:
     return f"{collection}/{quote(name, safe='')}"
 
 
-class Client:
+class ApiClient:
     """A client of one API server; several threads may use it. `token_file` None sends requests without a token."""
 
     def __init__(

@@ -5,7 +5,7 @@ One rule: a server that has lost its data, or does not know this node, is no rea
 
 from __future__ import annotations
 
-from agent.cluster import Cluster, NodeChange
+from agent.cluster import Cluster, ClusterChange
 from agent.networks_source import NetworksSource
 from agent.node import Node
 from agent.node_watch import Synced
@@ -45,12 +45,12 @@ class ListedNodes:
             cluster.replace({**known, **listed})
         return sorted(self._unlisted) if event.is_older else []
 
-    def set(self, node: Node) -> NodeChange:
+    def set(self, node: Node) -> ClusterChange:
         """Stores a new or changed node."""
         self._unlisted.pop(node.name, None)
         self.is_synced |= node.name == self._cluster.name
         return self._cluster.set(node)
 
-    def remove(self, name: str) -> NodeChange:
+    def remove(self, name: str) -> ClusterChange:
         """Removes a node that was deleted."""
         return self._cluster.remove(name)

@@ -25,7 +25,7 @@ from agent.api_server import (
 from agent.events import EventRecorder, NoEvents
 from agent.inbox import Inbox
 from agent.instance_lock import InstanceLock
-from agent.kubernetes import Client
+from agent.kubernetes import ApiClient
 from agent.log import Log
 from agent.metrics import Metrics
 from agent.node_files import masquerade_backends, uninstall
@@ -79,7 +79,7 @@ def _run(settings: Settings, log: Log) -> int:
     """Runs until a signal or, with --once and --dry-run, until the work is done."""
     loop = Loop()
     server = _server(settings) if settings.pools.has_kubernetes else None
-    client = Client(server, Path(settings.token_file) if settings.token_file else None) if server else None
+    client = ApiClient(server, Path(settings.token_file) if settings.token_file else None) if server else None
     networks = ClusterNetworks(create=masquerade_backends(settings.conf))
     events = EventRecorder(client or NoEvents(), settings.node_name, lambda text: log.write("warning", text))
     parts = Parts(log, Metrics(__version__), _new_routes(settings, log), networks, events)
@@ -112,7 +112,7 @@ def _run(settings: Settings, log: Log) -> int:
 
 
 def _create_nodes(
-    settings: Settings, loop: Loop, agent: Agent, parts: Parts, client: Client | None
+    settings: Settings, loop: Loop, agent: Agent, parts: Parts, client: ApiClient | None
 ) -> NodeWatch | PoolService:
     """Returns the source of the cluster's nodes: Node objects with podCIDRs, or the entries of a store of pools."""
     inbox: Inbox[NodeEvent] = Inbox(loop, agent.handle)

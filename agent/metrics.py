@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 
-from agent.pools.supply import Usage
+from agent.pools.supply import PoolUsage
 
 
 class Metrics:
@@ -44,7 +44,7 @@ class Metrics:
         self._routes.set(routes)
         self._unreachable.set(unreachable)
 
-    def set_pools(self, usage: Mapping[str, Usage]) -> None:
+    def set_pools(self, usage: Mapping[str, PoolUsage]) -> None:
         """Sets the numbers of each pool on this node."""
         self._blocks.clear()
         self._addresses.clear()

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from agent.route_plan import ObjectKind, Objects, ObjectValue, Plan, host_prefix
-from kernel.protocol_route import Hop, Prefix
+from kernel.protocol_route import NextHop, Prefix
 
 
 class ObjectChange(NamedTuple):
@@ -61,7 +61,7 @@ class RouteDiff:
             keys[ObjectKind.UNREACHABLE].add(network)
             keys[ObjectKind.ADDRESS].add(host_prefix(network))
             hop = self._existing[ObjectKind.ROUTE].get(network)
-            if isinstance(hop, Hop) and hop.ifindex == self._tunnel_ifindex and hop.gateway:
+            if isinstance(hop, NextHop) and hop.ifindex == self._tunnel_ifindex and hop.gateway:
                 keys[ObjectKind.NEIGHBOUR].add(hop.gateway)
                 mac = self._existing[ObjectKind.NEIGHBOUR].get(hop.gateway)
                 if isinstance(mac, bytes):

@@ -24,7 +24,7 @@ from socket import AF_INET, AF_INET6, inet_ntop
 from typing import NamedTuple
 
 from agent.node import Node
-from kernel.protocol_route import Hop, Prefix, format_prefix, pack_network
+from kernel.protocol_route import NextHop, Prefix, format_prefix, pack_network
 
 AUTO, DIRECT, VXLAN, NONE = MODES = ("auto", "direct", "vxlan", "none")
 _LINK_LOCAL = b"\xfe\x80" + bytes(6)
@@ -62,7 +62,7 @@ class ObjectKind(IntEnum):
 
 
 ROUTE_KINDS = (ObjectKind.ROUTE, ObjectKind.UNREACHABLE)
-ObjectValue = Hop | bytes
+ObjectValue = NextHop | bytes
 Objects = tuple[dict[bytes, ObjectValue], ...]  # one dictionary for each ObjectKind
 
 
@@ -96,7 +96,7 @@ class ConnectedNetwork(NamedTuple):
     metric: int = 0
 
 
-class NodeNetwork(NamedTuple):
+class LocalNetwork(NamedTuple):
     """A network in which this node has an internal address, and the address's position among those of its version."""
 
     position: int
@@ -118,7 +118,7 @@ class Situation(NamedTuple):
     addresses: tuple[bytes, ...]
     connected: tuple[ConnectedNetwork, ...]
     tunnel_ifindex: int = 0
-    node_networks: tuple[NodeNetwork, ...] = ()
+    node_networks: tuple[LocalNetwork, ...] = ()
     underlay: bytes = b""
     former_addresses: tuple[bytes, ...] = ()
     strict_link: str = ""
@@ -219,7 +219,7 @@ def plan_peer(peer: Peer, networks: tuple[Prefix, ...], situation: Situation) ->
     return Plan(objects, tuple(unchanged), tuple(problems))
 
 
-def direct_hop(peer: Peer, network: Prefix, situation: Situation) -> Hop | None:
+def direct_hop(peer: Peer, network: Prefix, situation: Situation) -> NextHop | None:
     """Returns the direct next hop for a network of a node, None if the two nodes share no network.
 
     In a shared network the kernel's preference decides about the link: it may have two links to the network. In the
@@ -232,7 +232,7 @@ def direct_hop(peer: Peer, network: Prefix, situation: Situation) -> Hop | None:
     others = (each for each in peer.addresses if situation.mode == DIRECT and len(each) == size)
     for address, connected in product((shared,) if shared else others, situation.connected):
         if contains(connected.network, address) and not _overlaps_pods(connected.network, situation):
-            return Hop(connected.ifindex, address)
+            return NextHop(connected.ifindex, address)
     return None
 
 
@@ -317,7 +317,7 @@ def _add_tunnel(objects: Objects, peer: Peer, network: Prefix, situation: Situat
     mac, size = mac_of(peer.name), len(situation.underlay)
     is_ipv4 = len(network) == 5  # 4 bytes and the prefix length
     gateway = network[:-1] if is_ipv4 else link_local_of(mac)
-    objects[ObjectKind.ROUTE][network] = Hop(situation.tunnel_ifindex, gateway, onlink=is_ipv4)
+    objects[ObjectKind.ROUTE][network] = NextHop(situation.tunnel_ifindex, gateway, onlink=is_ipv4)
     objects[ObjectKind.NEIGHBOUR][gateway] = mac
     if shared := _shared_address(peer, size, situation):
         objects[ObjectKind.FORWARDING][mac] = shared

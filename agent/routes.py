@@ -24,7 +24,7 @@ from kernel import link, notifications, protocol_route, route
 from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.notifications import Notification, Notifications
-from kernel.protocol_route import Hop, Prefix, ProtocolRoute, pack_network
+from kernel.protocol_route import NextHop, Prefix, ProtocolRoute, pack_network
 from kernel.rtnl import Request, Socket
 
 _BATCH = 256  # requests in one send
@@ -255,7 +255,9 @@ class Routes:
 
     def _delete_device(self, device: Link) -> None:
         hops = self._existing[ObjectKind.ROUTE].values()
-        is_used = any(isinstance(hop, Hop) and hop.ifindex == device.index for hop in hops)  # by an unchanged network
+        is_used = any(
+            isinstance(hop, NextHop) and hop.ifindex == device.index for hop in hops
+        )  # by an unchanged network
         if not is_used:
             self._log(f'delete "{device.name}": no node is reached by VXLAN')
             self._send([link.delete_request(device)])

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from agent import route_plan, tunnel_device
 from agent.node import INTERNAL_IP, Node
-from agent.route_plan import AUTO, VXLAN, ConnectedNetwork, NodeNetwork, ObjectValue, Peer, RouteOptions, Situation
+from agent.route_plan import AUTO, VXLAN, ConnectedNetwork, LocalNetwork, ObjectValue, Peer, RouteOptions, Situation
 from kernel import address, link, protocol_route, route, vxlan
 from kernel.address import AssignedAddress
 from kernel.link import Link
-from kernel.protocol_route import Hop, Prefix, ProtocolRoute
+from kernel.protocol_route import NextHop, Prefix, ProtocolRoute
 from kernel.reverse_path import is_strict
 from kernel.rtnl import Socket
 
@@ -45,7 +45,7 @@ class NodeLinks(NamedTuple):
 
     def refuses(self, value: ObjectValue | None, tunnel_ifindex: int) -> bool:
         """Returns whether a value is a next hop with which the kernel refuses routes at present."""
-        if not isinstance(value, Hop):
+        if not isinstance(value, NextHop):
             return False
         is_missing = value.ifindex != tunnel_ifindex and len(value.gateway) in self.missing_sizes
         return is_missing or value.ifindex in self.down
@@ -163,14 +163,14 @@ def _is_missing(size: int, this: Peer, kernel: _KernelState, last: Situation) ->
     return known is not None and known in this.addresses and not kernel.is_held(known)
 
 
-def _list_node_networks(this: Peer, kernel: _KernelState) -> list[NodeNetwork]:
+def _list_node_networks(this: Peer, kernel: _KernelState) -> list[LocalNetwork]:
     """Returns the network of each of this node's addresses that is on a link."""
     node_networks = []
     for size in _SIZES:
         for position, mine in enumerate(each for each in this.addresses if len(each) == size):
             holder, length = kernel.link_with(mine)
             if holder and holder.is_up and (network := _network_of(mine, length, holder, kernel.connected)):
-                node_networks.append(NodeNetwork(position, mine, network))
+                node_networks.append(LocalNetwork(position, mine, network))
     return node_networks
 
 

@@ -19,7 +19,7 @@ from process.loop import Loop, now
 _BEAT_S, _BEAT_MAX_S = 30.0, 120.0
 
 
-class Status:
+class AgentStatus:
     """The status of the agent. `on_ready` is called when all conditions are met for the first time.
 
     `is_watching` returns whether the threads of the watch run.

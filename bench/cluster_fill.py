@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 from agent.pools import grants_file
 from agent.pools.block_protocol import SwapOutcome
-from agent.pools.grants_file import State
-from agent.pools.identity import Identity
+from agent.pools.grants_file import BlockState
+from agent.pools.identity import NodeIdentity
 from agent.pools.manager import Clocks, Manager
 from agent.pools.memory import NodeFacts
 from agent.pools.network_blocks import NetworkOptions
 from agent.pools.space import parse_space
 from agent.pools.store import Store, Stored
-from agent.pools.supply import Usage
+from agent.pools.supply import PoolUsage
 from cni.address import Address, Network
 from ipam.host_local import grants
 
@@ -80,7 +80,7 @@ class SimulatedNode:
         self._used: set[Address] = set()
         self._time_s = 1000.0
         node = hashlib.sha256(f"node {number}".encode()).hexdigest()[:32]
-        identity = Identity(node, f"machine-{number}", f"boot-{number}", is_new=True)
+        identity = NodeIdentity(node, f"machine-{number}", f"boot-{number}", is_new=True)
         options = NetworkOptions(NETWORK, POOL, self._data_dir, f"{directory}/results")
         facts = NodeFacts(name=f"node-{number}", addresses=(ip_address(0xC0000000 + number),))
         clocks = Clocks(monotonic=lambda: self._time_s, random=lambda: 0.5)
@@ -133,11 +133,11 @@ class SimulatedNode:
         """Keeps the problems for an error."""
         self._problems = texts
 
-    def usage(self, pools: Mapping[str, Usage]) -> None:
+    def usage(self, pools: Mapping[str, PoolUsage]) -> None:
         """Reads the granted blocks, the pods' addresses, when their number has changed."""
         if sum(usage.blocks for usage in pools.values()) != len(self.blocks):
             entries = grants_file.read(grants.path_of(self._data_dir, NETWORK)).entries
-            self.blocks = tuple(entry.block for entry in entries if entry.state is State.GRANTED)
+            self.blocks = tuple(entry.block for entry in entries if entry.state is BlockState.GRANTED)
 
     def event(self, text: str) -> None:
         """Raises RuntimeError: no block may be lost."""

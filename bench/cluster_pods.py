@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agent.pools import grants_file
 from agent.pools.block_protocol import Token
-from agent.pools.grants_file import FileEntry, Grants, PoolHead, State
+from agent.pools.grants_file import BlockState, FileEntry, Grants, PoolHead
 from bench.attachment import Attachment, run_calls
 from bench.cases import Places, Samples, Subjects, attachments, compare, places
 from bench.counts import trace
@@ -89,7 +89,7 @@ def write_grants(data_dir: str, network: str, blocks: int) -> None:
         FileEntry(
             block=ip_network(cidr),
             pool="default",
-            state=State.GRANTED,
+            state=BlockState.GRANTED,
             token=Token("epoch-1", 1),
             subnet=ip_network(cidr),
             ranges=((cidr[1], cidr[-2]),),

@@ -21,7 +21,7 @@ from cni.conf import NetConf
 from cni.errors import CniError, Code
 from cni.result import Result, from_json
 from process import child, record
-from process.child import Command, Outcome
+from process.child import ChildCommand, Outcome
 from process.signals import unblocked
 from process.undo import Undo
 from process.values import replace
@@ -162,7 +162,7 @@ def _run(program: str, kind: str, args: CmdArgs, conf: NetConf) -> Result | None
 
 def _execute(program: str, args: CmdArgs) -> bytes:
     """Runs another executable to its end and returns its stdout; it inherits stderr. Raises its error object."""
-    command = Command((program,), {**args.env, "CNI_COMMAND": args.command}, args.stdin)
+    command = ChildCommand((program,), {**args.env, "CNI_COMMAND": args.command}, args.stdin)
     try:
         outcome = _run_when_free(command)
     except TimeoutError as error:
@@ -176,7 +176,7 @@ def _execute(program: str, args: CmdArgs) -> bytes:
     return outcome.stdout
 
 
-def _run_when_free(command: Command) -> Outcome:
+def _run_when_free(command: ChildCommand) -> Outcome:
     for tries_left in reversed(range(_BUSY_TRIES)):
         try:
             (outcome,) = child.run(command, limit_s=child.LIMIT_S)

@@ -22,7 +22,7 @@ _ETHERNET, _REQUEST = 1, 1  # linux/if_arp.h
 _PACKET = struct.Struct(">HHBBH6s4s6s4s")  # types, lengths, operation; MAC and IP of the sender and of the target
 
 
-class Conflict(NamedTuple):
+class AddressConflict(NamedTuple):
     """An address in use by another host, both as bytes."""
 
     address: bytes
@@ -39,14 +39,14 @@ def build_request(mac: bytes, sender: bytes, address: bytes) -> bytes:
     return _PACKET.pack(_ETHERNET, _ETH_P_IP, 6, 4, _REQUEST, mac, sender, bytes(6), address)
 
 
-def find_conflict(packet: bytes, mac: bytes, probed: Collection[bytes]) -> Conflict | None:
+def find_conflict(packet: bytes, mac: bytes, probed: Collection[bytes]) -> AddressConflict | None:
     """Returns the conflict that an ARP packet shows with an address probed by `mac`, None without one."""
     if len(packet) < _PACKET.size:
         return None
     *_, operation, sender_mac, sender, _, target = _PACKET.unpack_from(packet)
     # A probe of another host for the same address is a conflict, too.
     address = target if operation == _REQUEST and sender == bytes(4) else sender
-    return Conflict(address, sender_mac) if address in probed and sender_mac != mac else None
+    return AddressConflict(address, sender_mac) if address in probed and sender_mac != mac else None
 
 
 def compute_wait_s(number: int) -> float:

@@ -6,7 +6,7 @@ from kernel.codec import RouteMessage, nlmsg
 from kernel.wire import prepare
 
 
-class RuleMessage(nlmsg):  # type: ignore[misc]
+class FibRuleMessage(nlmsg):  # type: ignore[misc]
     """RTM_NEWRULE and related messages: struct fib_rule_hdr and FRA_* attributes (linux/fib_rules.h)."""
 
     fields = (
@@ -54,4 +54,4 @@ class RouteCopyMessage(nlmsg):  # type: ignore[misc]
     )
 
 
-prepare(RuleMessage, RouteCopyMessage)
+prepare(FibRuleMessage, RouteCopyMessage)

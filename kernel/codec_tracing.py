@@ -7,7 +7,7 @@ this module.
 from __future__ import annotations
 
 from kernel.codec import RouteMessage, nla, nlmsg
-from kernel.codec_routing import RuleMessage
+from kernel.codec_routing import FibRuleMessage
 from kernel.wire import prepare
 
 _NETFILTER_FIELDS = (("family", "B"), ("version", "B"), ("subsystem", ">H"))  # struct nfgenmsg
@@ -34,7 +34,7 @@ class TraceMessage(nlmsg):  # type: ignore[misc]
     verdict = _Verdict
 
 
-class PolicyRuleMessage(RuleMessage):
+class PolicyRuleMessage(FibRuleMessage):
     """RTM_NEWRULE with every condition of a rule."""
 
     nla_map = (  # type: ignore[assignment]  # another length
@@ -50,7 +50,7 @@ class PolicyRuleMessage(RuleMessage):
         (24, "FRA_DPORT_RANGE", "cdata"),
         (28, "FRA_SPORT_MASK", "uint16"),
         (29, "FRA_DPORT_MASK", "uint16"),
-        *RuleMessage.nla_map,
+        *FibRuleMessage.nla_map,
     )
 
 

@@ -44,7 +44,7 @@ Done = TypeVar("Done")
 
 
 @dataclass(frozen=True)
-class Call:
+class MethodCall:
     """A method call with string arguments; `description` names the change, "" for a read-only call."""
 
     destination: str
@@ -105,10 +105,10 @@ class Bus(OwnedSocket):
 
     def get_owner(self, name: str) -> str:
         """Returns the connection that owns a well-known name, "" when none does; raises CniError."""
-        reply = self._call_bus(Call(_BUS, _BUS_PATH, _BUS, "GetNameOwner", (name,)), NO_OWNER_ERRORS)
+        reply = self._call_bus(MethodCall(_BUS, _BUS_PATH, _BUS, "GetNameOwner", (name,)), NO_OWNER_ERRORS)
         return "" if reply.error else str(reply.value)
 
-    def call(self, *calls: Call) -> list[Reply]:
+    def call(self, *calls: MethodCall) -> list[Reply]:
         """Sends calls in one send and returns their replies in order.
 
         A call without a reply in time, or before the bus closes the connection, gets the error NO_REPLY, as in
@@ -124,7 +124,7 @@ class Bus(OwnedSocket):
             record.note_change(*filter(None, done))
         return [reply or Reply((failure and failure.msg,), NO_REPLY) for reply in replies]
 
-    def _exchange(self, calls: Sequence[Call], before: bytes = b"") -> tuple[list[Reply | None], CniError | None]:
+    def _exchange(self, calls: Sequence[MethodCall], before: bytes = b"") -> tuple[list[Reply | None], CniError | None]:
         """Sends `before` and the calls; returns the replies in order, and the error that ended the wait, if any."""
         first = self._serial + 1
         self._serial += len(calls)
@@ -161,9 +161,9 @@ class Bus(OwnedSocket):
                 authenticator.feed(self._receive())
         except AuthenticationError as error:
             raise self._unusable(f"it refuses the connection: {error}") from error
-        self._call_bus(Call(_BUS, _BUS_PATH, _BUS, "Hello"), before=BEGIN)
+        self._call_bus(MethodCall(_BUS, _BUS_PATH, _BUS, "Hello"), before=BEGIN)
 
-    def _call_bus(self, call: Call, accepted: tuple[str, ...] = (), before: bytes = b"") -> Reply:
+    def _call_bus(self, call: MethodCall, accepted: tuple[str, ...] = (), before: bytes = b"") -> Reply:
         """Calls the bus itself and returns its reply; raises CniError for an error that is not `accepted`."""
         (reply,), failure = self._exchange([call], before)
         if failure or not reply:

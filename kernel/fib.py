@@ -140,7 +140,7 @@ class FibRule:
         return " ".join(part for part in parts if part)
 
 
-class Answer(NamedTuple):
+class RouteAnswer(NamedTuple):
     """The kernel's choice for a packet: its route, or the errno of a packet without a usable one."""
 
     route: FibRoute | None
@@ -168,14 +168,14 @@ def list_routes(socket: Socket) -> list[FibRoute]:
     return routes
 
 
-def look_up(socket: Socket, packet: Packet, ifindex: int = 0) -> Answer:
+def look_up(socket: Socket, packet: Packet, ifindex: int = 0) -> RouteAnswer:
     """Asks the kernel for the route of a packet, which arrives at `ifindex` (0: a local one); raises KernelError.
 
     The errors of a packet without a way are in the answer: ENETUNREACH, EHOSTUNREACH (no forwarding, or a route of
     type unreachable), EACCES (prohibit), EINVAL (blackhole, or a source that this host does not accept).
     """
     message, error = _ask(socket, packet, _RTM_F_FIB_MATCH, ifindex)
-    return Answer(_route(message) if message else None, error)
+    return RouteAnswer(_route(message) if message else None, error)
 
 
 def source_for(socket: Socket, destination: Address) -> Address | None:

@@ -16,7 +16,7 @@ _CLONE_NEWNET, _CLONE_NEWNS = 0x40000000, 0x00020000  # linux/sched.h
 _SETTINGS = {"ipv4/ip_forward": "0", "ipv6/conf/all/forwarding": "0"}
 
 
-class Origin:
+class OriginalNamespaces:
     """The namespaces and the root directory in which this process is when it is created."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ _SPECS = attribute_specs(
 )
 
 
-class Hop(NamedTuple):
+class NextHop(NamedTuple):
     """The next hop of a route: ifindex and gateway, b"" for none. With `onlink` the gateway needs no route itself."""
 
     ifindex: int
@@ -37,8 +37,8 @@ class Hop(NamedTuple):
     onlink: bool = False
 
 
-UNREACHABLE = Hop(0, b"")  # a route of type unreachable
-OTHER = Hop(-1, b"")  # a route that is none of these: of another type, or with several next hops
+UNREACHABLE = NextHop(0, b"")  # a route of type unreachable
+OTHER = NextHop(-1, b"")  # a route that is none of these: of another type, or with several next hops
 
 
 class ProtocolRoute(NamedTuple):
@@ -47,7 +47,7 @@ class ProtocolRoute(NamedTuple):
     dst: Prefix
     metric: int
     protocol: int
-    hop: Hop
+    hop: NextHop
 
 
 def pack_network(network: Network) -> Prefix:
@@ -60,7 +60,7 @@ def format_prefix(prefix: Prefix) -> str:
     return f"{inet_ntop(_FAMILIES[len(prefix)], prefix[:-1])}/{prefix[-1]}"
 
 
-def set_request(dst: Prefix, hop: Hop, metric: int, protocol: int) -> Request:
+def set_request(dst: Prefix, hop: NextHop, metric: int, protocol: int) -> Request:
     """Returns a request that adds a route, or replaces the one with the same destination and metric.
 
     `hop` is UNREACHABLE for a route of this type.
@@ -88,7 +88,7 @@ def delete_request(dst: Prefix, metric: int, protocol: int) -> Request:
     return Request(description, RouteMessage, RTM_DELROUTE, NLM_F_ACK, values, attributes, (errno.ESRCH,))
 
 
-def describe(dst: Prefix, hop: Hop) -> str:
+def describe(dst: Prefix, hop: NextHop) -> str:
     """Returns a route as text, "10.244.1.0/24 via 192.0.2.12 dev 3"."""
     if hop == UNREACHABLE:
         return f"unreachable {format_prefix(dst)}"
@@ -153,7 +153,7 @@ def from_message(message: DecodedMessage) -> ProtocolRoute | None:
     elif message["type"] != _UNICAST or hops or message["tos"]:
         hop = OTHER
     else:
-        hop = Hop(ifindex, gateway, bool(message["flags"] & _RTNH_F_ONLINK))
+        hop = NextHop(ifindex, gateway, bool(message["flags"] & _RTNH_F_ONLINK))
     return ProtocolRoute(prefix, metric, message["proto"], hop)
 
 

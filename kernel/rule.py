@@ -10,7 +10,7 @@ import socket as stdlib_socket
 from typing import NamedTuple
 
 from cni.address import Address
-from kernel.codec_routing import RuleMessage
+from kernel.codec_routing import FibRuleMessage
 from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request
 from kernel.wire import Attributes, DecodedMessage, attribute_specs
 
@@ -24,7 +24,7 @@ _FAMILY_OFFSET = 16  # the first byte after struct nlmsghdr
 _SOURCE_ONLY = frozenset((2, 6, 14, 15, 18, 21))
 _UNSET = 0xFFFFFFFF
 _SPECS = attribute_specs(
-    RuleMessage, FRA_SRC=b"", FRA_TABLE=0, FRA_PRIORITY=0, FRA_SUPPRESS_PREFIXLEN=_UNSET, FRA_L3MDEV=0
+    FibRuleMessage, FRA_SRC=b"", FRA_TABLE=0, FRA_PRIORITY=0, FRA_SUPPRESS_PREFIXLEN=_UNSET, FRA_L3MDEV=0
 )
 
 
@@ -45,7 +45,7 @@ class PolicyRule(NamedTuple):
 
 def list_request() -> Request:
     """Returns a request for the rules of both IP versions; `from_message` reads its answers."""
-    return Request("list the rules", RuleMessage, RTM_GETRULE, NLM_F_DUMP, body_filter=_is_ip)
+    return Request("list the rules", FibRuleMessage, RTM_GETRULE, NLM_F_DUMP, body_filter=_is_ip)
 
 
 def from_message(message: DecodedMessage) -> PolicyRule:
@@ -66,7 +66,7 @@ def add_request(source: Address, table: int) -> Request:
     """Returns a request that adds "from `source` lookup `table`"; the kernel chooses a priority above the others."""
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
     values, attributes = _content(source, table)
-    return Request(f"add rule from {source} lookup {table}", RuleMessage, RTM_NEWRULE, flags, values, attributes)
+    return Request(f"add rule from {source} lookup {table}", FibRuleMessage, RTM_NEWRULE, flags, values, attributes)
 
 
 def add_l3mdev_request(version: int) -> Request:
@@ -79,14 +79,14 @@ def add_l3mdev_request(version: int) -> Request:
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
     ignored = errno.EEXIST, errno.EAFNOSUPPORT, errno.EOPNOTSUPP
     description = f"add the IPv{version} rule for VRFs"
-    return Request(description, RuleMessage, RTM_NEWRULE, flags, values, attributes, ignored)
+    return Request(description, FibRuleMessage, RTM_NEWRULE, flags, values, attributes, ignored)
 
 
 def delete_request(source: Address, table: int) -> Request:
     """Returns a request that deletes the first rule "from `source` lookup `table`"; a missing rule is success."""
     values, attributes = _content(source, table)
     description = f"delete rule from {source} lookup {table}"
-    return Request(description, RuleMessage, RTM_DELRULE, NLM_F_ACK, values, attributes, (errno.ENOENT,))
+    return Request(description, FibRuleMessage, RTM_DELRULE, NLM_F_ACK, values, attributes, (errno.ENOENT,))
 
 
 def _content(source: Address, table: int) -> tuple[dict[str, int], Attributes]:

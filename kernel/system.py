@@ -20,7 +20,7 @@ from contextlib import contextmanager
 import _podwire
 
 from process import child
-from process.child import Command, Notice, Outcome
+from process.child import ChildCommand, Notice, Outcome
 from process.signals import unblocked
 
 # Where system programs are, whatever PATH is.
@@ -91,7 +91,7 @@ class System:
                 return path
         return ""
 
-    def run_programs(self, *commands: Command, limit_s: float, notice: Notice) -> list[Outcome]:
+    def run_programs(self, *commands: ChildCommand, limit_s: float, notice: Notice) -> list[Outcome]:
         """Runs programs to their end, in parallel, as process.child.run(); the kernel kills them if this process ends.
 
         Raises OSError, and TimeoutError when not all have ended in `limit_s` seconds.

@@ -38,7 +38,7 @@ class Filtering:
 
 
 @dataclass(frozen=True)
-class Member:
+class VlanPort:
     """The VLANs of a bridge port, or of the bridge itself, and whether it is up."""
 
     is_up: bool
@@ -115,7 +115,7 @@ def list_by_port(socket: Socket, bridge: Link) -> dict[int, VlanFlags]:
     return {index: member.vlans for index, member in members.items() if index != bridge.index}
 
 
-def get_member(socket: Socket, bridge: Link, index: int) -> Member | None:
+def get_member(socket: Socket, bridge: Link, index: int) -> VlanPort | None:
     """Returns the port with an ifindex, or the bridge itself; None for other links. Raises KernelError."""
     return _read_members(socket, bridge, index).get(index)
 
@@ -128,7 +128,7 @@ def get_device_vlan(socket: Socket, device: Link) -> int:
     return (data and data.get_attr("IFLA_VLAN_ID")) or 0
 
 
-def _read_members(socket: Socket, bridge: Link, index: int) -> dict[int, Member]:
+def _read_members(socket: Socket, bridge: Link, index: int) -> dict[int, VlanPort]:
     """Returns members of a bridge by ifindex; decodes only messages that contain the bytes of `index`.
 
     Before Linux 5.6 the kernel has no request for one port or one bridge: it lists the ports of all bridges.
@@ -140,7 +140,7 @@ def _read_members(socket: Socket, bridge: Link, index: int) -> dict[int, Member]
         description, VlanMessage, RTM_GETLINK, NLM_F_DUMP, values, attributes, body_filter=_contains_index(index)
     )
     return {
-        message["index"]: Member(bool(message["flags"] & IFF_UP), _vlans(message))
+        message["index"]: VlanPort(bool(message["flags"] & IFF_UP), _vlans(message))
         for message in socket.dump(request)
         if message.get_attr("IFLA_MASTER") == bridge.index
     }

@@ -41,7 +41,7 @@ class DecodedMessage(dict[str, Any]):
 
     __slots__ = ("_data", "_start", "_table")
 
-    def __init__(self, fields: dict[str, Any], table: Table, data: bytes, start: int) -> None:
+    def __init__(self, fields: dict[str, Any], table: MessageLayout, data: bytes, start: int) -> None:
         super().__init__(fields)
         self._table = table
         self._data = data
@@ -108,7 +108,7 @@ class Form(Protocol):
 
 
 @dataclass(frozen=True)
-class Table:
+class MessageLayout:
     """The layout of a message class: its fixed struct, the names of the fields, attributes by name.
 
     An attribute has a number and a form: a number's format in the struct module, "s" for text, "" for bytes, a Form.
@@ -167,7 +167,7 @@ def prepare(*kinds: type[Any]) -> None:
         prepare(*(form.kind for _, form in _table(kind).by_name.values() if isinstance(form, _Nested)))
 
 
-def _table(kind: type[Any]) -> Table:
+def _table(kind: type[Any]) -> MessageLayout:
     table = _TABLES.get(kind)
     if table is None:
         forms = [form for _, form in kind.fields]
@@ -175,7 +175,7 @@ def _table(kind: type[Any]) -> Table:
         fixed = struct.Struct(order + "".join(form.lstrip(">") for form in forms))
         if fixed.size % 4:
             raise ValueError(f"{kind.__name__}: the fields of a message are padded to 4 bytes")
-        table = _TABLES[kind] = Table(fixed, dict.fromkeys((name for name, _ in kind.fields), 0))
+        table = _TABLES[kind] = MessageLayout(fixed, dict.fromkeys((name for name, _ in kind.fields), 0))
         for number, name, how in kind.nla_map:
             word, _, nested = how.partition("|")
             form = _form(word if word in _ATOMS else getattr(kind, word))
@@ -245,4 +245,4 @@ _ATOMS = {
     "asciiz": "s",
     "cdata": "",
 }
-_TABLES: dict[type[Any], Table] = {}
+_TABLES: dict[type[Any], MessageLayout] = {}

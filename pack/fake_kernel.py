@@ -27,7 +27,7 @@ from pack.fake_dhcp import Daemon
 from pack.fake_links import BRIDGE, CHILD, DEVICE, IFB, LO, VETH, Links
 from pack.fake_nftables import Ruleset
 from pack.fake_request import NetlinkRequest, split
-from process.child import Command, Notice, Outcome
+from process.child import ChildCommand, Notice, Outcome
 
 _INDEX = struct.Struct("=i")
 _TUNSETIFF = 0x400454CA  # linux/if_tun.h
@@ -115,7 +115,7 @@ class FakeKernel(System):
         self._running.find_program(name, (self._programs,))
         return f"{self._programs}/{name}"
 
-    def run_programs(self, *commands: Command, limit_s: float, notice: Notice) -> list[Outcome]:
+    def run_programs(self, *commands: ChildCommand, limit_s: float, notice: Notice) -> list[Outcome]:
         """Raises RuntimeError: the verbs run iptables' programs only if netlink fails."""
         raise RuntimeError(f"the warm-up ran {' '.join(commands[0].argv)}: {commands[0].stdin.decode()}")
 

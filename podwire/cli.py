@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from cni import skel
 from cni.errors import CniError
 from cni.skel import Plugin
-from podwire.command import Command, Context, HelpFormatter, Status, UsageError, add_parser
+from podwire.command import Command, Context, ExitStatus, HelpFormatter, UsageError, add_parser
 from podwire.commands import COMMANDS
 from podwire.lint.known import nearest
 from podwire.output import Output, Progress, print_error
@@ -42,29 +42,29 @@ def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugin
     command: Command | None = getattr(options, "command", None)
     if command is None or getattr(options, "subcommand", command) is None:
         getattr(options, "parser", top).print_help(sys.stderr)
-        return Status.USAGE
+        return ExitStatus.USAGE
     out = Output(
         stdout, getattr(options, "json", False), _is_coloured(options.color, env, stdout), get_width(env, stdout)
     )
-    status = Status.FAILED
+    status = ExitStatus.FAILED
     progress = Progress(is_on=os.isatty(_STDERR))  # sys.stderr is a stream of podwire's own in the executable
     try:
         status = command.run(Context(plugins, env, out, top, tuple(arguments), progress), options)
     except BrokenPipeError:
-        return Status.FAILED
+        return ExitStatus.FAILED
     except UsageError as error:
         print_error(error, out)
-        status = Status.USAGE
+        status = ExitStatus.USAGE
     except (Exception, Terminated) as error:
         print_error(error if isinstance(error, CniError) else skel.as_cni_error(error), out)
     progress.clear()
     try:
         stdout.flush()  # fails on a full disk and on a pipe without a reader
     except BrokenPipeError:
-        return Status.FAILED
+        return ExitStatus.FAILED
     except OSError as error:
         print_error(skel.as_cni_error(error), Output(stdout))  # on stderr also with --json: stdout is broken
-        return Status.FAILED
+        return ExitStatus.FAILED
     return status
 
 

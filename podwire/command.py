@@ -31,7 +31,7 @@ _Parser = TypeVar("_Parser", bound=ArgumentParser)
 _COLUMNS = re.compile(r".*\S {2,}| *")  # of a line: what stands before its last column
 
 
-class Status(IntEnum):
+class ExitStatus(IntEnum):
     """The exit status of the tool, for scripts."""
 
     FINE = 0  # done, and all is in order
@@ -41,15 +41,15 @@ class Status(IntEnum):
     INCOMPLETE = 4  # no fault was detected, but not everything could be inspected
 
 
-def exit_status(*, wrong: bool, complete: bool) -> Status:
+def exit_status(*, wrong: bool, complete: bool) -> ExitStatus:
     """Returns the exit status of a command that searches for faults.
 
     A fault takes precedence over incompleteness, as it needs repair. The key `complete` of the JSON document says
     whether everything was inspected.
     """
     if wrong:
-        return Status.WRONG
-    return Status.FINE if complete else Status.INCOMPLETE
+        return ExitStatus.WRONG
+    return ExitStatus.FINE if complete else ExitStatus.INCOMPLETE
 
 
 class HelpFormatter(RawDescriptionHelpFormatter):
@@ -102,7 +102,7 @@ class Command:
     name: str
     summary: str
     description: str
-    run: Callable[[Context, Namespace], Status]
+    run: Callable[[Context, Namespace], ExitStatus]
     arguments: Callable[[ArgumentParser], None] = lambda parser: None
     examples: tuple[tuple[str, str], ...] = ()
 

@@ -363,7 +363,7 @@ def _try(program: str, names: Sequence[str]) -> None:
     """Runs the new file before it is installed under any name; raises CniError(5)."""
     action = f"run {program}"
     try:
-        (outcome,) = child.run(child.Command((program, "list"), {}, capture_stderr=True), limit_s=30)
+        (outcome,) = child.run(child.ChildCommand((program, "list"), {}, capture_stderr=True), limit_s=30)
     except OSError as error:
         hint = "the file system may be mounted noexec: choose another directory, or remount it with exec"
         raise CniError(Code.IO_FAILURE, f"cannot {action}: {error.strerror}; nothing was changed", hint) from error

@@ -35,7 +35,7 @@ def _is_podwire(content: bytes) -> bool:
 
 
 def _answers(path: str) -> bool:
-    command = child.Command((path,), {"CNI_COMMAND": "VERSION"}, capture_stderr=True)
+    command = child.ChildCommand((path,), {"CNI_COMMAND": "VERSION"}, capture_stderr=True)
     try:
         (outcome,) = child.run(command, limit_s=_LIMIT_S)
     except OSError:  # TimeoutError, too

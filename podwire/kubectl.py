@@ -19,7 +19,7 @@ from cni import gojson
 from cni.errors import CniError, Code
 from cni.skel import Plugin
 from podwire import cli
-from podwire.command import Status
+from podwire.command import ExitStatus
 from podwire.command_tree import command_tree, completions
 from podwire.lint.known import nearest
 from podwire.node.programs import find_program
@@ -60,12 +60,12 @@ def run(
     """Runs the plugin of kubectl, or its completion, and returns the exit status."""
     if name == COMPLETION:
         _complete(arguments, env, stdout)
-        return Status.FINE
+        return ExitStatus.FINE
     parser = _build_parser()
     options = cli.parse(parser, arguments)
     if options.help or not options.command:
         parser.print_help(sys.stderr)
-        return Status.USAGE
+        return ExitStatus.USAGE
     if options.command not in COMMANDS:
         likely = nearest(options.command, COMMANDS)
         parser.error(one_line(f'there is no "{options.command}"' + (f'; did you mean "{likely}"?' if likely else "")))
@@ -76,9 +76,9 @@ def run(
         return _run_on_node(options, env, stdout)
     except (CniError, OSError) as error:
         print_error(error if isinstance(error, CniError) else CniError(Code.INTERNAL, str(error)), Output(stdout))
-        return Status.FAILED
+        return ExitStatus.FAILED
     except Terminated:
-        return Status.FAILED
+        return ExitStatus.FAILED
 
 
 def build_pod(name: str, options: Namespace, env: Mapping[str, str], stdout: TextIO) -> dict[str, object]:
@@ -172,7 +172,7 @@ def _wait(name: str, options: Namespace, env: Mapping[str, str]) -> int:
         phase, container = _status(pod)
         ended = container.get("terminated")
         if phase in _ENDED and isinstance(ended, dict):
-            return int(ended.get("exitCode", Status.FAILED))
+            return int(ended.get("exitCode", ExitStatus.FAILED))
         waited = time.monotonic() - start
         reason = container.get("waiting")
         if phase in _ENDED or waited > (_RUN_S if "running" in container else _START_S):
@@ -202,7 +202,7 @@ def _kubectl(options: Namespace, env: Mapping[str, str], *words: str, stdin: byt
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, "there is no kubectl on the PATH")
     line = (program, *_passed_on(options), *words)
     try:
-        (outcome,) = child.run(child.Command(line, env, stdin, capture_stderr=True), limit_s=_CALL_S)
+        (outcome,) = child.run(child.ChildCommand(line, env, stdin, capture_stderr=True), limit_s=_CALL_S)
     except TimeoutError as error:
         raise CniError(Code.TRY_AGAIN_LATER, f"kubectl {words[0]}: {error.strerror}") from error
     if outcome.status:

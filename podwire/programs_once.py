@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kernel.netfilter.iptables_program import RESOURCE_PROBLEM
 from kernel.system import System
-from process.child import Command, Notice, Outcome
+from process.child import ChildCommand, Notice, Outcome
 
 _Key = tuple[tuple[str, ...], tuple[tuple[str, str], ...], bytes]
 
@@ -20,7 +20,7 @@ class ProgramsOnce(System):
     def __init__(self) -> None:
         self._outcomes: dict[_Key, Outcome] = {}
 
-    def run_programs(self, *commands: Command, limit_s: float, notice: Notice) -> list[Outcome]:
+    def run_programs(self, *commands: ChildCommand, limit_s: float, notice: Notice) -> list[Outcome]:
         """Runs the programs that have no outcome yet; raises as System."""
         missing = [one for one in commands if _key(one) not in self._outcomes]
         outcomes = super().run_programs(*missing, limit_s=limit_s, notice=notice) if missing else []
@@ -29,5 +29,5 @@ class ProgramsOnce(System):
         return [fresh.get(key) or self._outcomes[key] for key in map(_key, commands)]
 
 
-def _key(command: Command) -> _Key:
+def _key(command: ChildCommand) -> _Key:
     return command.argv, tuple(command.env.items()), command.stdin

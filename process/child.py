@@ -38,7 +38,7 @@ Spawn = Callable[[list[bytes], list[bytes], tuple[int, int, int], tuple[int, ...
 
 
 @dataclass(frozen=True)
-class Command:
+class ChildCommand:
     """A program to run: `argv`, whose first word is its path, and its whole environment.
 
     It inherits stderr unless `capture_stderr`.
@@ -80,7 +80,7 @@ class Notice(NamedTuple):
 
 
 def run(
-    *commands: Command, spawn: Spawn = posix_spawn, limit_s: float | None = LIMIT_S, notice: Notice | None = None
+    *commands: ChildCommand, spawn: Spawn = posix_spawn, limit_s: float | None = LIMIT_S, notice: Notice | None = None
 ) -> list[Outcome]:
     """Starts all `commands`, waits until all have ended, and returns their outcomes in the same order.
 
@@ -146,7 +146,7 @@ def _deaths() -> Iterator[int]:
         os.close(writable)
 
 
-def _start(command: Command, spawn: Spawn, pipes: ExitStack) -> _Child:
+def _start(command: ChildCommand, spawn: Spawn, pipes: ExitStack) -> _Child:
     with ExitStack() as inherited:
         stdin = os.memfd_create("stdin")  # a file, so that input of any size cannot block this process
         inherited.callback(os.close, stdin)

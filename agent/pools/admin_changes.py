@@ -14,7 +14,7 @@ from agent.pools.block_protocol import Evidence, NodeRecord, SwapOutcome
 from agent.pools.cluster_view import FENCED, digest_of_record, digest_of_space, record_state
 from agent.pools.identity import is_node_id
 from agent.pools.node_report import LocalReport
-from agent.pools.reclaim import Reclaimed, Suspect, free_blocks, read_suspect
+from agent.pools.reclaim import Reclaimed, SuspectedNode, free_blocks, read_suspect
 from agent.pools.space import Space, format_space, parse_space
 from agent.pools.store import NodeEntry, Store, Stored, SwapReply
 
@@ -120,7 +120,7 @@ def reclaim_node(store: Store, report: LocalReport, node: str, record_digest: st
     return reclaimed
 
 
-def _refuse_running(store: Store, report: LocalReport, suspect: Suspect) -> None:
+def _refuse_running(store: Store, report: LocalReport, suspect: SuspectedNode) -> None:
     """Raises Refusal if another node ID is of the same machine and boot, as after node-id was deleted: it runs."""
     if suspect.record is None or not suspect.record.machine:
         return
@@ -143,7 +143,7 @@ def _boot(record: NodeRecord) -> str:
     return record.instance.partition("/")[0]
 
 
-def _create_missing(store: Store, suspect: Suspect) -> Suspect:
+def _create_missing(store: Store, suspect: SuspectedNode) -> SuspectedNode:
     """Creates the record of a node that has none, as after a restore.
 
     If the machine runs, its agent registers over this record. Then the fence fails: the evidence was about the record

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from agent.pools.block_protocol import MISSING, NodeRecord
-from agent.pools.cluster_view import FENCED, OLD_EPOCH, Cluster, record_state
+from agent.pools.cluster_view import FENCED, OLD_EPOCH, ClusterView, record_state
 from agent.pools.documents import DAMAGED_BLOCK
 from cni.address import Network
 
 
-class Finding(NamedTuple):
+class ClusterFinding(NamedTuple):
     """A fault: `kind` is for programs, `subject` the block or node, `text` and `fix` are for people."""
 
     kind: str
@@ -28,7 +28,7 @@ class Finding(NamedTuple):
         return {"kind": self.kind, "object": self.subject, "what": self.text, "fix": self.fix}
 
 
-def find_faults(cluster: Cluster) -> list[Finding]:
+def find_faults(cluster: ClusterView) -> list[ClusterFinding]:
     """Returns the faults of a cluster."""
     return [
         *_find_invalid_objects(cluster),
@@ -46,7 +46,7 @@ def plan_command(node: str) -> str:
     return f"podwire ipam reclaim --node {node}"
 
 
-def fix_for(cluster: Cluster, node: str) -> str:
+def fix_for(cluster: ClusterView, node: str) -> str:
     """Returns the fix for a node that may be off."""
     return (
         f"if {cluster.name_of(node)} runs, check podwire-agent there (/readyz, log); if it stays off: "
@@ -54,21 +54,21 @@ def fix_for(cluster: Cluster, node: str) -> str:
     )
 
 
-def _find_invalid_objects(cluster: Cluster) -> Iterator[Finding]:
+def _find_invalid_objects(cluster: ClusterView) -> Iterator[ClusterFinding]:
     for problem in cluster.problems:
         text, separator, fix = problem.partition("; fix: ")
-        yield Finding("invalid object", "", text, fix if separator else "correct the object")
+        yield ClusterFinding("invalid object", "", text, fix if separator else "correct the object")
     if cluster.space is None and not cluster.problems:
-        yield Finding("no space", "", "the store has no pools", "podwire ipam pools --set FILE")
+        yield ClusterFinding("no space", "", "the store has no pools", "podwire ipam pools --set FILE")
 
 
-def _find_overlaps(cluster: Cluster) -> Iterator[Finding]:
+def _find_overlaps(cluster: ClusterView) -> Iterator[ClusterFinding]:
     """Yields each claimed block that overlaps an earlier one; they are in the order of their addresses."""
     widest: Network | None = None
     for network in cluster.claimed:
         if widest is not None and network.overlaps(widest):
             one, other = (cluster.name_of(cluster.claimed[item].owner) for item in (widest, network))
-            yield Finding(
+            yield ClusterFinding(
                 "overlap",
                 str(network),
                 f"blocks {widest} of node {one} and {network} of node {other} overlap: two pods may have one address",
@@ -78,13 +78,13 @@ def _find_overlaps(cluster: Cluster) -> Iterator[Finding]:
             widest = network
 
 
-def _find_blocks_of_no_pool(cluster: Cluster) -> Iterator[Finding]:
+def _find_blocks_of_no_pool(cluster: ClusterView) -> Iterator[ClusterFinding]:
     if cluster.space is None:
         return
     for network, block in cluster.claimed.items():
         if cluster.space.pool_of(network) is None and block != DAMAGED_BLOCK:
             name = cluster.name_of(block.owner)
-            yield Finding(
+            yield ClusterFinding(
                 "no pool",
                 str(network),
                 f"block {network} of node {name} belongs to no pool",
@@ -92,7 +92,7 @@ def _find_blocks_of_no_pool(cluster: Cluster) -> Iterator[Finding]:
             )
 
 
-def _find_unregistered_owners(cluster: Cluster) -> Iterator[Finding]:
+def _find_unregistered_owners(cluster: ClusterView) -> Iterator[ClusterFinding]:
     owned: defaultdict[str, list[Network]] = defaultdict(list)
     for network, block in cluster.claimed.items():
         if block != DAMAGED_BLOCK:
@@ -100,14 +100,14 @@ def _find_unregistered_owners(cluster: Cluster) -> Iterator[Finding]:
     for owner, networks in owned.items():
         stored, blocks = cluster.entries.get(owner), _describe_blocks(networks)
         if stored is None:
-            yield Finding(
+            yield ClusterFinding(
                 "no entry",
                 owner,
                 f"node {owner} has {blocks} and no entry in the store",
                 f"its agent writes the entry again; if the machine stays off: {plan_command(owner)}",
             )
         elif record_state(stored.value.record, cluster.epoch) == FENCED:
-            yield Finding(
+            yield ClusterFinding(
                 "fenced owner",
                 owner,
                 f"node {cluster.name_of(owner)} was declared dead and still owns {blocks}",
@@ -115,7 +115,7 @@ def _find_unregistered_owners(cluster: Cluster) -> Iterator[Finding]:
             )
 
 
-def _find_foreign_networks(cluster: Cluster) -> Iterator[Finding]:
+def _find_foreign_networks(cluster: ClusterView) -> Iterator[ClusterFinding]:
     """Yields the blocks that a node's entry lists, but that it does not own: other nodes' routes follow the entries."""
     for node, stored in sorted(cluster.entries.items()):
         for network in stored.value.networks:
@@ -124,7 +124,7 @@ def _find_foreign_networks(cluster: Cluster) -> Iterator[Finding]:
                 if block == DAMAGED_BLOCK:
                     continue  # reported as such
                 owner = f"node {cluster.name_of(block.owner)}" if block else "no node"
-                yield Finding(
+                yield ClusterFinding(
                     "foreign network",
                     str(network),
                     f"the entry of node {cluster.name_of(node)} lists block {network}, which {owner} owns",
@@ -133,12 +133,12 @@ def _find_foreign_networks(cluster: Cluster) -> Iterator[Finding]:
                 )
 
 
-def _find_old_epochs(cluster: Cluster) -> Iterator[Finding]:
+def _find_old_epochs(cluster: ClusterView) -> Iterator[ClusterFinding]:
     if cluster.space is None:
         return
     for node, stored in sorted(cluster.entries.items()):
         if record_state(stored.value.record, cluster.epoch) == OLD_EPOCH:
-            yield Finding(
+            yield ClusterFinding(
                 "old epoch",
                 node,
                 f"{describe_old_epoch(cluster, node, stored.value.record)}: until then no node claims blocks",
@@ -146,14 +146,14 @@ def _find_old_epochs(cluster: Cluster) -> Iterator[Finding]:
             )
 
 
-def describe_old_epoch(cluster: Cluster, node: str, record: NodeRecord) -> str:
+def describe_old_epoch(cluster: ClusterView, node: str, record: NodeRecord) -> str:
     """Returns why all other nodes wait for a node."""
     if record == MISSING:
         return f"node {node}, which joined after the backup, has not registered in epoch {cluster.epoch}"
     return f"node {cluster.name_of(node)} is of epoch {record.epoch or '(none)'}, not {cluster.epoch}"
 
 
-def _find_equal_names(cluster: Cluster) -> Iterator[Finding]:
+def _find_equal_names(cluster: ClusterView) -> Iterator[ClusterFinding]:
     nodes: defaultdict[str, list[str]] = defaultdict(list)
     for node, stored in sorted(cluster.entries.items()):
         if stored.value.name:
@@ -162,7 +162,7 @@ def _find_equal_names(cluster: Cluster) -> Iterator[Finding]:
         active = [node for node in same if not cluster.entries[node].value.record.is_fenced]
         if len(active) > 1:
             commands = " or ".join(map(plan_command, active))
-            yield Finding(
+            yield ClusterFinding(
                 "two entries",
                 name,
                 f"the nodes {' and '.join(active)} have the name {name}",

@@ -21,7 +21,7 @@ from cni.address import Network, format_ip
 REGISTERED, FENCED, OLD_EPOCH, DAMAGED = "registered", "fenced", "old epoch", "damaged"
 
 
-class Cluster(NamedTuple):
+class ClusterView(NamedTuple):
     """The content of a store. `space` is None without one, or if it is not valid; `problems` are those of objects.
 
     `claimed` are the blocks that have an owner, in the order of their addresses.
@@ -48,7 +48,7 @@ class Cluster(NamedTuple):
         return self.space.pool_of(network) if self.space else None
 
 
-def read_cluster(store: Store) -> Cluster:
+def read_cluster(store: Store) -> ClusterView:
     """Reads all objects of a space; raises ApiError."""
     entries = store.list_entries().by_node
     blocks = store.list_blocks()
@@ -59,7 +59,7 @@ def read_cluster(store: Store) -> Cluster:
         space = None
     ordered = sorted(blocks.items(), key=lambda item: (item[0].version, item[0]))
     claimed = {network: stored.value for network, stored in ordered if stored.value.owner}
-    return Cluster(space, blocks, entries, problems, claimed)
+    return ClusterView(space, blocks, entries, problems, claimed)
 
 
 def record_state(record: NodeRecord, epoch: str) -> str:
@@ -81,7 +81,7 @@ def digest_of_space(space: Space | None) -> str:
     return _digest(format_space(space) if space else None)
 
 
-def format_cluster(cluster: Cluster) -> dict[str, object]:
+def format_cluster(cluster: ClusterView) -> dict[str, object]:
     """Returns the document of a cluster, without findings."""
     return {
         "space": format_space(cluster.space) if cluster.space else None,
@@ -91,7 +91,7 @@ def format_cluster(cluster: Cluster) -> dict[str, object]:
     }
 
 
-def _format_pool(pool: Pool, cluster: Cluster) -> dict[str, object]:
+def _format_pool(pool: Pool, cluster: ClusterView) -> dict[str, object]:
     claimed = [network for network in cluster.claimed if pool.cidr_of(network) is not None]
     return {
         "name": pool.name,
@@ -115,7 +115,7 @@ def _format_version(pool: Pool, version: int, claimed: list[Network]) -> dict[st
     }
 
 
-def _format_nodes(cluster: Cluster) -> Iterator[dict[str, object]]:
+def _format_nodes(cluster: ClusterView) -> Iterator[dict[str, object]]:
     owned = Counter(block.owner for block in cluster.claimed.values())
     for node, stored in sorted(cluster.entries.items(), key=lambda item: (item[1].value.name, item[0])):
         entry = stored.value
@@ -135,7 +135,7 @@ def _format_nodes(cluster: Cluster) -> Iterator[dict[str, object]]:
         }
 
 
-def _format_block(network: Network, cluster: Cluster) -> dict[str, object]:
+def _format_block(network: Network, cluster: ClusterView) -> dict[str, object]:
     stored = cluster.blocks[network]
     entry = cluster.entries.get(stored.value.owner)
     pool = cluster.pool_of(network)

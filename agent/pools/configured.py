@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.kubernetes import Client
+from agent.kubernetes import ApiClient
 from agent.pools.etcd import etcd_store
 from agent.pools.kubernetes_store import kubernetes_store
 from agent.pools.network_blocks import NetworkOptions
@@ -20,7 +20,7 @@ from process import files
 _CONF_BYTES = 1 << 20
 
 
-def open_store(options: PoolOptions, client: Client | None) -> Store:
+def open_store(options: PoolOptions, client: ApiClient | None) -> Store:
     """Returns the store that the options name; raises CniError(7). Makes no request."""
     etcd = options.etcd
     if options.store != ETCD:

@@ -27,9 +27,9 @@ from agent.pools.store import (
     Entries,
     EntryChanged,
     NodeEntry,
-    Position,
     SpaceChanged,
     Stored,
+    StorePosition,
     SwapReply,
     send_swap,
 )
@@ -65,7 +65,7 @@ class _Answer(NamedTuple):
     """The keys of a range, and the position of the answer."""
 
     values: dict[str, bytes]
-    position: Position
+    position: StorePosition
 
 
 class EtcdStore:
@@ -74,10 +74,10 @@ class EtcdStore:
     def __init__(self, client: EtcdClient, space: str) -> None:
         self._client, self._space = client, space
         self._prefix = f"/podwire/v1/{space}/"
-        self._position = Position()
+        self._position = StorePosition()
 
     @property
-    def position(self) -> Position:
+    def position(self) -> StorePosition:
         """The position in the latest answer of a list."""
         return self._position
 
@@ -272,12 +272,12 @@ class EtcdChanges:
         return EntryChanged(node, entry.value, revision, entry.problem)
 
 
-def _position_of(answer: Document) -> Position:
+def _position_of(answer: Document) -> StorePosition:
     header = answer.get("header")
     cluster, revision = map(header.get, ("cluster_id", "revision")) if isinstance(header, Mapping) else (None, None)
     if not isinstance(cluster, str) or not isinstance(revision, str) or not revision.isdecimal():
         raise InvalidAnswer("etcd", "the answer has no revision")
-    return Position(cluster, int(revision))
+    return StorePosition(cluster, int(revision))
 
 
 def _space_of(answer: Document) -> Space | None:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from agent.pools.block_protocol import Token
 from agent.pools.identity import write_durably
-from agent.pools.store import Position
+from agent.pools.store import StorePosition
 from cni import gojson
 from cni.address import Address, Network, format_ip
 from cni.fields import Fields
@@ -32,7 +32,7 @@ _VERSION = 1
 _MAX_BYTES = 1 << 20
 
 
-class State(Enum):
+class BlockState(Enum):
     """The state of a block in the file; plugins allocate from GRANTED only.
 
     CLAIMING: to be claimed, or claimed and not granted yet. GRANTED and DRAINING: a grant of the protocol, but plugins
@@ -47,7 +47,7 @@ class State(Enum):
     LOST = "lost"
 
 
-GRANT_STATES = (State.GRANTED, State.DRAINING)
+GRANT_STATES = (BlockState.GRANTED, BlockState.DRAINING)
 
 
 class FileEntry(NamedTuple):
@@ -58,7 +58,7 @@ class FileEntry(NamedTuple):
 
     block: Network
     pool: str
-    state: State
+    state: BlockState
     token: Token
     subnet: Network
     ranges: tuple[tuple[Address, Address], ...]
@@ -105,7 +105,7 @@ class Grants(NamedTuple):
     entries: tuple[FileEntry, ...] = ()
     contact: int = 0
     problem: str = ""
-    position: Position = Position()
+    position: StorePosition = StorePosition()
     epoch: str = ""
     listed_epoch: str = ""
     waiting: tuple[tuple[str, str], ...] = ()
@@ -160,7 +160,7 @@ def parse(text: bytes) -> Grants:
     pools = fields.objects("pools")
     entries = [entry for pool in pools for entry in _entries(pool)]
     _refuse_invalid(entries)
-    position = Position(fields.string("cluster"), fields.integer("revision", minimum=0) or 0)
+    position = StorePosition(fields.string("cluster"), fields.integer("revision", minimum=0) or 0)
     return Grants(
         boot=fields.string("boot"),
         node=fields.string("node"),
@@ -222,7 +222,7 @@ def _entries(pool: Fields) -> Iterator[FileEntry]:
         yield FileEntry(
             block=ip_network(first.string("block")),
             pool=pool.string("name"),
-            state=State(first.string("state")),
+            state=BlockState(first.string("state")),
             token=token,
             subnet=ip_network(first.string("subnet")),
             ranges=tuple((_ip(item, "first"), _ip(item, "last")) for item in items),

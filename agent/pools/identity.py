@@ -37,7 +37,7 @@ _MACHINE_FILES = ("/sys/class/dmi/id/product_uuid", "/sys/firmware/devicetree/ba
 _COMMON = {"03000200040005000006000700080009", "unknown", "none", "default", "tobefilledbyoem", "notspecified"}
 
 
-class Identity(NamedTuple):
+class NodeIdentity(NamedTuple):
     """The node ID, the machine and the boot ID. `is_new`: the ID was created now, so the store has no entry."""
 
     node: str
@@ -78,7 +78,7 @@ def read(
     address: Address | None = None,
     machine_files: Iterable[str] = _MACHINE_FILES,
     permanent_mac: Callable[[Address], str] = get_permanent_mac,
-) -> Identity:
+) -> NodeIdentity:
     """Returns the identity; creates the node ID at the first start.
 
     The machine is `machine`, else what its firmware says, else its `address` with the permanent MAC address of the
@@ -107,7 +107,7 @@ def read(
     path = f"{state_dir}/node-id"
     try:
         node = _read_id(path, machine)
-        return Identity(node or _create_id(path, machine), machine, boot_id, is_new=not node)
+        return NodeIdentity(node or _create_id(path, machine), machine, boot_id, is_new=not node)
     except OSError as error:
         raise CniError(Code.IO_FAILURE, f"cannot use {path}: {error.strerror}", "set --state-dir") from error
 

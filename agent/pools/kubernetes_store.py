@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from agent.api_answer import BOOKMARK, DELETED, Document, Watch, WatchEvent, resource_version_of
 from agent.api_errors import ApiError, Conflict, Expired, NotFound
-from agent.kubernetes import SERVICE, Client, Listing, object_path
+from agent.kubernetes import SERVICE, ApiClient, Listing, object_path
 from agent.pools import documents, space_object
 from agent.pools.block_protocol import BlockRecord, SwapOutcome
 from agent.pools.space import Space, format_space
@@ -28,9 +28,9 @@ from agent.pools.store import (
     Entries,
     EntryChanged,
     NodeEntry,
-    Position,
     SpaceChanged,
     Stored,
+    StorePosition,
     SwapReply,
     send_swap,
 )
@@ -60,7 +60,7 @@ _BLOCKS = _Kind("IPBlock", f"/apis/{GROUP}/v1/ipblocks", "blocks/")
 _NODES = _Kind("IPNode", f"/apis/{GROUP}/v1/ipnodes", "nodes/")
 
 
-def kubernetes_store(client: Client, space: str = "default") -> KubernetesStore:
+def kubernetes_store(client: ApiClient, space: str = "default") -> KubernetesStore:
     """Returns the store of a space in Kubernetes; raises ValueError for a name that no space can have."""
     return KubernetesStore(client, documents.check_space_name(space))
 
@@ -76,12 +76,12 @@ class _Object(NamedTuple):
 class KubernetesStore:
     """The store of one space in Kubernetes: see agent.pools.store.Store for its methods."""
 
-    def __init__(self, client: Client, space: str) -> None:
+    def __init__(self, client: ApiClient, space: str) -> None:
         self._client, self._space, self._prefix = client, space, f"{space}-"
-        self._position = Position()
+        self._position = StorePosition()
 
     @property
-    def position(self) -> Position:
+    def position(self) -> StorePosition:
         """The position in the latest answer of a list."""
         return self._position
 
@@ -220,7 +220,7 @@ class KubernetesStore:
 
     def _list(self, kind: _Kind, query: Mapping[str, str]) -> Listing[_Object]:
         listing = _with_fix(lambda: self._client.list_objects(kind.collection, _object_of, query, page_size=_PAGE_SIZE))
-        self._position = Position(_CLUSTER, int(listing.resource_version or 0))
+        self._position = StorePosition(_CLUSTER, int(listing.resource_version or 0))
         return listing
 
     def _swap(

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from agent.api_errors import ApiError
 from agent.pools.block_requests import RequestFailed
-from agent.pools.identity import Identity
+from agent.pools.identity import NodeIdentity
 from agent.pools.membership import Membership
 from agent.pools.memory import Busy, Memory, NodeFacts
 from agent.pools.network_blocks import NetworkBlocks, NetworkOptions, list_networks
@@ -25,7 +25,7 @@ from agent.pools.ownership import Ownership
 from agent.pools.planning import Planning
 from agent.pools.sticky import StickyPlanning
 from agent.pools.store import NodeEntry, Store
-from agent.pools.supply import Usage
+from agent.pools.supply import PoolUsage
 from cni.address import Network
 from cni.errors import CniError
 
@@ -47,7 +47,7 @@ class Reporter(Protocol):
     def problems(self, texts: tuple[str, ...]) -> None:
         """Gets the problems that keep this node from claiming blocks."""
 
-    def usage(self, pools: Mapping[str, Usage]) -> None:
+    def usage(self, pools: Mapping[str, PoolUsage]) -> None:
         """Gets the numbers of each pool on this node."""
 
     def event(self, text: str) -> None:
@@ -74,7 +74,7 @@ class Manager:
     def __init__(
         self,
         store: Store,
-        identity: Identity,
+        identity: NodeIdentity,
         networks: tuple[NetworkOptions, ...],
         report: Reporter,
         facts: NodeFacts,

@@ -11,7 +11,7 @@ from agent.pools import block_protocol as protocol
 from agent.pools.block_requests import RequestFailed
 from agent.pools.grants_file import GRANT_STATES, NO_TOKEN
 from agent.pools.memory import Memory, is_routed
-from agent.pools.store import NodeEntry, Position, Stored
+from agent.pools.store import NodeEntry, Stored, StorePosition
 from cni.address import Network
 
 RESTORED = (
@@ -149,12 +149,12 @@ class Membership:
                 "for a machine that is off: `podwire ipam reclaim --node NODE --powered-off`"
             )
 
-    def _check_position(self, position: Position) -> None:
+    def _check_position(self, position: StorePosition) -> None:
         """Notes a restore: in this epoch the store had a higher revision, or another cluster ID."""
         memory = self._memory
         memory.position_is_checked = True
         known = [n.grants.position for n in memory.networks if n.grants.epoch == memory.agent.epoch]
-        before = max(known, key=lambda one: one.revision, default=Position())
+        before = max(known, key=lambda one: one.revision, default=StorePosition())
         if before.cluster and (position.cluster != before.cluster or position.revision < before.revision):
             memory.is_restored = True
             memory.agent = memory.agent._replace(may_claim=False)

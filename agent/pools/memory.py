@@ -13,10 +13,10 @@ from typing import NamedTuple
 from agent.pools.block_protocol import AgentState, Token
 from agent.pools.block_requests import BlockRequests
 from agent.pools.grants_file import FileEntry, Grants
-from agent.pools.identity import Identity
+from agent.pools.identity import NodeIdentity
 from agent.pools.network_blocks import NetworkBlocks
 from agent.pools.space import ROUTED, Pool, Space
-from agent.pools.store import BlockNote, NodeEntry, Position, Store, Stored
+from agent.pools.store import BlockNote, NodeEntry, Store, Stored, StorePosition
 from cni.address import Address, Network
 
 
@@ -54,7 +54,7 @@ class Memory:
     """
 
     store: Store
-    identity: Identity
+    identity: NodeIdentity
     networks: list[NetworkBlocks]
     facts: NodeFacts
     clock: Callable[[], float] = time.time
@@ -63,7 +63,7 @@ class Memory:
     space: Space | None = None
     space_is_due: bool = True
     node_entry: Stored[NodeEntry | None] | None = None
-    position: Position = field(default_factory=Position)
+    position: StorePosition = field(default_factory=StorePosition)
     position_is_checked: bool = False
     is_restored: bool = False
     is_fenced: bool = False  # this boot was declared dead

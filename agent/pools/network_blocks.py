@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from agent.pools import block_protocol as protocol
 from agent.pools import grants_file
-from agent.pools.grants_file import NO_TOKEN, FileEntry, Grants, State
-from agent.pools.identity import Identity
+from agent.pools.grants_file import NO_TOKEN, BlockState, FileEntry, Grants
+from agent.pools.identity import NodeIdentity
 from attachment.cache import RESULTS_DIR, read_entries
 from attachment.cache import CacheEntry as CachedEntry
 from cni.address import Address, Network, parse_ip
@@ -46,7 +46,7 @@ class NetworkBlocks:
     `problem`: why the file could not be used at the start, "" if it could. `is_of_this_boot`: this boot has written it.
     """
 
-    def __init__(self, options: NetworkOptions, identity: Identity) -> None:
+    def __init__(self, options: NetworkOptions, identity: NodeIdentity) -> None:
         self.name, self.pool, self._data_dir, self._results_dir = options
         self.path = plugin_format.path_of(self._data_dir, self.name)
         self._identity = identity
@@ -213,9 +213,9 @@ def list_networks(configured: tuple[NetworkOptions, ...]) -> list[NetworkOptions
 def _after_start(entry: FileEntry, *, is_valid: bool, is_same_boot: bool) -> FileEntry:
     """Returns an entry after a start of the agent; after a boot all grants have ended and no pod has an address."""
     if entry.grant and not is_valid:
-        return entry._replace(state=State.CLAIMING, token=NO_TOKEN)
-    if entry.state is State.LOST and not is_same_boot:
-        return entry._replace(state=State.REVOKED)
+        return entry._replace(state=BlockState.CLAIMING, token=NO_TOKEN)
+    if entry.state is BlockState.LOST and not is_same_boot:
+        return entry._replace(state=BlockState.REVOKED)
     return entry
 
 

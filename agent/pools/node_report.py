@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from agent.pools.block_protocol import Token
-from agent.pools.grants_file import GRANT_STATES, State
-from agent.pools.identity import Identity
+from agent.pools.grants_file import GRANT_STATES, BlockState
+from agent.pools.identity import NodeIdentity
 from agent.pools.network_blocks import NetworkBlocks, NetworkOptions, list_networks
 from cni.address import Network
 
-_IN_USE = {state.value for state in (*GRANT_STATES, State.LOST)}
+_IN_USE = {state.value for state in (*GRANT_STATES, BlockState.LOST)}
 
 
 class ManagerStatus(NamedTuple):
@@ -61,7 +61,7 @@ class LocalReport(NamedTuple):
 
 
 def read_report(
-    identity: Identity, name: str, networks: Iterable[NetworkOptions], status: ManagerStatus
+    identity: NodeIdentity, name: str, networks: Iterable[NetworkOptions], status: ManagerStatus
 ) -> LocalReport:
     """Returns the report of this node, from its files and the status of the manager."""
     options = list_networks(tuple(networks))
@@ -78,11 +78,11 @@ def read_report(
     )
 
 
-def _read_blocks(options: NetworkOptions, identity: Identity) -> Iterator[LocalBlock]:
+def _read_blocks(options: NetworkOptions, identity: NodeIdentity) -> Iterator[LocalBlock]:
     network = NetworkBlocks(options, identity)
     used = network.count_used()
     for entry in network.grants.entries:
-        count = min(used[entry.block], entry.size) if entry.state is State.GRANTED else used[entry.block]
+        count = min(used[entry.block], entry.size) if entry.state is BlockState.GRANTED else used[entry.block]
         yield LocalBlock(network.name, entry.block, entry.pool, entry.state.value, entry.token, count, entry.size)
 
 

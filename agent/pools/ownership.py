@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from agent.pools import block_protocol as protocol
 from agent.pools.block_protocol import BlockRecord
-from agent.pools.grants_file import NO_TOKEN, FileEntry, State
+from agent.pools.grants_file import NO_TOKEN, BlockState, FileEntry
 from agent.pools.memory import HeldBlock, Memory, is_routed
 from agent.pools.network_blocks import NetworkBlocks
 from agent.pools.planning import gateway_of, new_entry, with_gateway
@@ -132,18 +132,20 @@ class Ownership:
             grants = network.grants
             for entry in grants.entries:
                 if entry.block in memory.grantable and (after := self._after_claim(HeldBlock(network, entry))):
-                    grants = grants.with_entry(with_gateway(grants, after) if after.state is State.GRANTED else after)
+                    grants = grants.with_entry(
+                        with_gateway(grants, after) if after.state is BlockState.GRANTED else after
+                    )
             has_changed |= grants != network.grants
             memory.save(network, grants)
             for entry in grants.entries:
-                if entry.state is not State.CLAIMING:
+                if entry.state is not BlockState.CLAIMING:
                     memory.grantable.pop(entry.block, None)
         return has_changed
 
     def give_back(self) -> bool:
         """Gives back a revoked block; removes it from the file, also if it has another owner."""
         memory = self._memory
-        held = next((held for held in memory.held_blocks() if held.entry.state is State.REVOKED), None)
+        held = next((held for held in memory.held_blocks() if held.entry.state is BlockState.REVOKED), None)
         if held is None or not memory.agent.may_claim or self._is_published(held.entry.block):
             return False
         network, entry = held
@@ -160,7 +162,7 @@ class Ownership:
     def _is_to_claim(self, held: HeldBlock) -> bool:
         block = held.entry.block
         is_done = block in self._memory.claimed or block in self._memory.grantable
-        return held.entry.state is State.CLAIMING and not is_done
+        return held.entry.state is BlockState.CLAIMING and not is_done
 
     def _after_claim(self, held: HeldBlock) -> FileEntry | None:
         """Returns the next entry of a claimed block: granted, or None while other nodes have no route to it.
@@ -173,22 +175,22 @@ class Ownership:
         pool = memory.pool_of(held)
         if pool is None:
             is_used = network.count_used()[entry.block] > 0
-            state = State.DRAINING if is_used else State.REVOKED
+            state = BlockState.DRAINING if is_used else BlockState.REVOKED
             return entry._replace(state=state, token=token if is_used else NO_TOKEN)
         if is_routed(entry, pool) and not self._is_published(entry.block):
             return None
         if entry.key and entry.subnet == entry.block and gateway_of(network.grants, entry.version) is None:
             # A single address has the gateway of the network's own blocks, and it has none yet.
             is_gone = memory.pods is not None and entry.pod not in memory.pods
-            return entry._replace(state=State.REVOKED, token=NO_TOKEN) if is_gone else None
-        return entry._replace(state=State.GRANTED, token=token)
+            return entry._replace(state=BlockState.REVOKED, token=NO_TOKEN) if is_gone else None
+        return entry._replace(state=BlockState.GRANTED, token=token)
 
     def _lose(self, held: HeldBlock, cause: str) -> None:
         """Ends a lost grant, reports the pods that have its addresses; `give_back` removes it when they are gone."""
         memory = self._memory
         network, entry = held
         holders = network.describe_holders(entry.block)
-        lost = entry._replace(state=State.LOST if holders else State.REVOKED, token=NO_TOKEN)
+        lost = entry._replace(state=BlockState.LOST if holders else BlockState.REVOKED, token=NO_TOKEN)
         memory.save_locked(network, lambda grants: grants.with_entry(lost))
         memory.unverified.discard(entry.block)
         self._event(

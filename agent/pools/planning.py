@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Callable
 
 from agent.pools import block_protocol as protocol
-from agent.pools.grants_file import GRANT_STATES, NO_TOKEN, FileEntry, Grants, PoolHead, State
+from agent.pools.grants_file import GRANT_STATES, NO_TOKEN, BlockState, FileEntry, Grants, PoolHead
 from agent.pools.memory import HeldBlock, Memory, uses_pool
 from agent.pools.network_blocks import NetworkBlocks
 from agent.pools.space import SEGMENT, Pool, Space
 from agent.pools.store import Stored
-from agent.pools.supply import GROWTH_S, Candidates, UnusedBlocks, Usage, count_to_claim, usage_of
+from agent.pools.supply import GROWTH_S, Candidates, PoolUsage, UnusedBlocks, count_to_claim, usage_of
 from cni.address import Address, Network
 
 _EXHAUSTED_S = 60.0
@@ -74,7 +74,7 @@ class Planning:
             unused = self._unused[network.path]
             unused.observe(network.grants.entries, used, now_s)
             for entry in network.grants.entries:
-                is_unused = entry.state in (State.DRAINING, State.LOST) and not used[entry.block]
+                is_unused = entry.state in (BlockState.DRAINING, BlockState.LOST) and not used[entry.block]
                 if is_unused and self._revoke(network, entry):
                     return True
             for pool, version in self._groups(network):
@@ -99,14 +99,14 @@ class Planning:
                     network.forget_demand(pool.name)
         return False
 
-    def usage(self) -> dict[str, Usage]:
+    def usage(self) -> dict[str, PoolUsage]:
         """Returns the numbers of each pool on this node."""
-        numbers: dict[str, Usage] = {}
+        numbers: dict[str, PoolUsage] = {}
         for network in self._memory.networks:
             used = network.count_used()
             for name in {entry.pool for entry in network.grants.entries} | {head.name for head in network.grants.pools}:
                 one = usage_of([e for e in network.grants.entries if e.pool == name], used)
-                numbers[name] = Usage(*(a + b for a, b in zip(numbers.get(name, Usage()), one, strict=True)))
+                numbers[name] = PoolUsage(*(a + b for a, b in zip(numbers.get(name, PoolUsage()), one, strict=True)))
         return numbers
 
     def _revoke(self, network: NetworkBlocks, entry: FileEntry) -> bool:
@@ -115,11 +115,11 @@ class Planning:
         def revoked(grants: Grants) -> Grants:
             if protocol.revoke(entry.token, network.count_reservations(entry.block)):
                 return grants
-            return grants.with_entry(entry._replace(state=State.REVOKED, token=NO_TOKEN))
+            return grants.with_entry(entry._replace(state=BlockState.REVOKED, token=NO_TOKEN))
 
         self._memory.save_locked(network, revoked)
         after = network.grants.entry(entry.block)
-        return after is not None and after.state is State.REVOKED
+        return after is not None and after.state is BlockState.REVOKED
 
     def _write_intents(self, network: NetworkBlocks, pool: Pool, version: int, used: Counter[Network]) -> bool:
         memory, key = self._memory, (pool.name, version)
@@ -200,7 +200,7 @@ def new_entry(space: Space | None, block: Network) -> FileEntry:
     subnet = pool.subnet_of(block) if pool else block
     ranges = ranges or ((block[0], block[-1]),)
     gateway = pool.gateway_of(subnet) if pool and pool.mode == SEGMENT else ranges[0][0]
-    return FileEntry(block, pool.name if pool else "", State.CLAIMING, NO_TOKEN, subnet, ranges, gateway)
+    return FileEntry(block, pool.name if pool else "", BlockState.CLAIMING, NO_TOKEN, subnet, ranges, gateway)
 
 
 def with_gateway(grants: Grants, entry: FileEntry) -> FileEntry:
@@ -219,7 +219,7 @@ def gateway_of(grants: Grants, version: int) -> Address | None:
         (
             entry.gateway
             for entry in grants.entries
-            if entry.state in (*GRANT_STATES, State.LOST)
+            if entry.state in (*GRANT_STATES, BlockState.LOST)
             and (entry.version, entry.subnet, entry.key) == (version, entry.block, "")
         ),
         None,
@@ -229,7 +229,7 @@ def gateway_of(grants: Grants, version: int) -> Address | None:
 def _with_pool(entry: FileEntry, pool: Pool | None) -> FileEntry:
     """Returns an entry with the values of its pool; None as `pool`: the block must not be granted any longer."""
     if entry.state in GRANT_STATES:
-        entry = entry._replace(state=State.GRANTED if pool else State.DRAINING)
+        entry = entry._replace(state=BlockState.GRANTED if pool else BlockState.DRAINING)
     return entry._replace(pool=pool.name, ranges=tuple(pool.ranges(entry.block))) if pool else entry
 
 

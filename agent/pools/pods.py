@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from agent.api_answer import BOOKMARK, DELETED, Document, Watch
 from agent.api_errors import ApiError
-from agent.kubernetes import Client
+from agent.kubernetes import ApiClient
 
 _PODS = "/api/v1/pods"
 ANNOTATION = "podwire.io/sticky-key"
@@ -62,7 +62,7 @@ class PodWatch:
     """
 
     def __init__(
-        self, client: Client, name: str, put: Callable[[Mapping[str, str]], None], fail: Callable[[str], None]
+        self, client: ApiClient, name: str, put: Callable[[Mapping[str, str]], None], fail: Callable[[str], None]
     ) -> None:
         self._client, self._put, self._fail = client, put, fail
         self._query = {"fieldSelector": f"spec.nodeName={name}"}

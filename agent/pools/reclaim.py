@@ -19,7 +19,7 @@ from cni.address import Network
 _ROUNDS = 5  # a round reads again after a missing answer, or after a change by another agent
 
 
-class Suspect(NamedTuple):
+class SuspectedNode(NamedTuple):
     """A node that may be dead: its entry and the epoch, read before the evidence."""
 
     node: str
@@ -39,16 +39,16 @@ class Reclaimed(NamedTuple):
     problem: str = ""
 
 
-def read_suspect(store: Store, node: str) -> Suspect:
+def read_suspect(store: Store, node: str) -> SuspectedNode:
     """Reads the epoch and the entry of a node; raises ApiError, ValueError without a valid space.
 
     The caller looks for the evidence after this, or shows the record to the person who states that the machine is off.
     """
     epoch = _read_epoch(store)
-    return Suspect(node, store.read_entry(node), epoch)
+    return SuspectedNode(node, store.read_entry(node), epoch)
 
 
-def reclaim(store: Store, suspect: Suspect, evidence: Evidence, *, deleted_is_off: bool = False) -> Reclaimed:
+def reclaim(store: Store, suspect: SuspectedNode, evidence: Evidence, *, deleted_is_off: bool = False) -> Reclaimed:
     """Fences a node and frees its blocks; raises ApiError, ValueError.
 
     Without a proof, or if the machine has booted after `read_suspect`, it changes nothing.

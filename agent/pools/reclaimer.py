@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from agent.api_errors import ApiError, NotFound
-from agent.kubernetes import Client, object_path
+from agent.kubernetes import ApiClient, object_path
 from agent.node import Node, parse_node
 from agent.node_source import NODES
 from agent.node_watch import Changed, Deleted, NodeEvent, Synced
@@ -47,7 +47,12 @@ class Reclaimer:
     """The thread that frees blocks. `handle` gets the events of the watch of Nodes, in one thread."""
 
     def __init__(
-        self, store: Store, entries: EntryNodes, client: Client, options: PoolOptions, log: Callable[[str, str], None]
+        self,
+        store: Store,
+        entries: EntryNodes,
+        client: ApiClient,
+        options: PoolOptions,
+        log: Callable[[str, str], None],
     ) -> None:
         self._store, self._entries, self._client, self._log = store, entries, client, log
         self._reclaims_deleted = options.reclaim == DELETED

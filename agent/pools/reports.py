@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from agent.pools.supply import Usage
+from agent.pools.supply import PoolUsage
 
 
 class PoolState(NamedTuple):
     """The problems that keep this node from claiming blocks, and the numbers of its pools."""
 
     problems: tuple[str, ...] = ("the agent has not reached the store yet",)
-    usage: Mapping[str, Usage] = {}
+    usage: Mapping[str, PoolUsage] = {}
 
     @property
     def has_blocks(self) -> bool:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 
-from agent.kubernetes import Client
+from agent.kubernetes import ApiClient
 from agent.node import Node
 from agent.node_source import KubernetesNodes
 from agent.node_watch import Changed, Failed, NodeEvent, NodeWatch, Synced
@@ -27,7 +27,7 @@ from agent.pools.pods import PodWatch
 from agent.pools.reclaimer import Reclaimer
 from agent.pools.reports import BlockLost, PoolEvent, PoolState
 from agent.pools.store import NodeEntry
-from agent.pools.supply import Usage
+from agent.pools.supply import PoolUsage
 from agent.settings import Settings
 
 _STOP_S = 1.0
@@ -44,7 +44,7 @@ class PoolService:
     def __init__(
         self,
         settings: Settings,
-        client: Client | None,
+        client: ApiClient | None,
         put: Callable[[PoolEvent], None],
         put_node: Callable[[NodeEvent], None],
         on_contact: Callable[[], None],
@@ -167,7 +167,7 @@ class _Reporter:
     def problems(self, texts: tuple[str, ...]) -> None:
         self._set(self.state._replace(problems=texts))
 
-    def usage(self, pools: Mapping[str, Usage]) -> None:
+    def usage(self, pools: Mapping[str, PoolUsage]) -> None:
         self._set(self.state._replace(usage=dict(pools)))
 
     def event(self, text: str) -> None:

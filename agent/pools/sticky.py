@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from agent.pools import block_protocol as protocol
 from agent.pools.block_protocol import BlockRecord
-from agent.pools.grants_file import NO_TOKEN, FileEntry, Grants, State
+from agent.pools.grants_file import NO_TOKEN, BlockState, FileEntry, Grants
 from agent.pools.key_search import KeySearch
 from agent.pools.memory import Memory, uses_pool
 from agent.pools.network_blocks import NetworkBlocks
@@ -67,7 +67,7 @@ class StickyPlanning:
         for network in memory.networks:
             used = network.count_used()
             for entry in network.grants.entries:
-                is_idle = entry.key and entry.state is State.GRANTED and not used[entry.block]
+                is_idle = entry.key and entry.state is BlockState.GRANTED and not used[entry.block]
                 if is_idle and not self._is_desired(entry, network) and self._release(network, entry):
                     return True
         return False
@@ -100,7 +100,9 @@ class StickyPlanning:
     def _missing(self) -> Iterator[PodAddress]:
         """Yields the addresses that pods wait for."""
         for network in self._memory.networks:
-            present = {(entry.pod, entry.version) for entry in network.grants.entries if entry.state is State.GRANTED}
+            present = {
+                (entry.pod, entry.version) for entry in network.grants.entries if entry.state is BlockState.GRANTED
+            }
             for desired in self._desired(network):
                 if (desired.pod, desired.version) not in present:
                     yield desired
@@ -117,7 +119,7 @@ class StickyPlanning:
                 return grants
             if heir:
                 return grants.with_entry(entry._replace(pod=heir))
-            return grants.with_entry(entry._replace(state=State.REVOKED, token=NO_TOKEN))
+            return grants.with_entry(entry._replace(state=BlockState.REVOKED, token=NO_TOKEN))
 
         before = network.grants
         self._memory.save_locked(network, released)
@@ -183,7 +185,7 @@ class StickyPlanning:
         address = existing.block.network_address
         if existing.pod not in ("", pod):
             return f"its address {address} is still that of pod {existing.pod} on this node"
-        if existing.state is State.CLAIMING:
+        if existing.state is BlockState.CLAIMING:
             is_claimed = existing.block in self._memory.grantable
             cause = "; the network has no block of its own pool yet" if is_claimed else ""
             return f"its address {address} is being claimed{cause}"

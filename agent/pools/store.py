@@ -84,7 +84,7 @@ class SpaceChanged(NamedTuple):
     revision: str
 
 
-class Position(NamedTuple):
+class StorePosition(NamedTuple):
     """The position of a store in its history: its cluster's ID and the revision of its latest answer.
 
     A lower revision or another ID shows a restore; some restores show neither.
@@ -137,7 +137,7 @@ class Store(Protocol):
     """A store of one space; several threads may use it. Reads are linearizable."""
 
     @property
-    def position(self) -> Position:
+    def position(self) -> StorePosition:
         """The position in the latest answer of a list."""
 
     def read_space(self) -> Stored[Space | None]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from agent.pools import block_protocol as protocol
-from agent.pools.grants_file import FileEntry, State
+from agent.pools.grants_file import BlockState, FileEntry
 from agent.pools.space import Pool
 from cni.address import Network
 
@@ -27,7 +27,7 @@ _GROWTH_BLOCKS = 2
 MAX_TRIES = 64
 
 
-class Usage(NamedTuple):
+class PoolUsage(NamedTuple):
     """The numbers of a pool on this node."""
 
     blocks: int = 0
@@ -40,11 +40,11 @@ class Usage(NamedTuple):
         return max(0, self.size - self.used)
 
 
-def usage_of(entries: Collection[FileEntry], used: Mapping[Network, int]) -> Usage:
+def usage_of(entries: Collection[FileEntry], used: Mapping[Network, int]) -> PoolUsage:
     """Returns the numbers of the granted blocks."""
-    granted = [entry for entry in entries if entry.state is State.GRANTED]
+    granted = [entry for entry in entries if entry.state is BlockState.GRANTED]
     sizes = sum(entry.size for entry in granted)
-    return Usage(len(granted), sizes, sum(min(used[entry.block], entry.size) for entry in granted))
+    return PoolUsage(len(granted), sizes, sum(min(used[entry.block], entry.size) for entry in granted))
 
 
 def count_to_claim(
@@ -55,12 +55,12 @@ def count_to_claim(
     Blocks that are being claimed count as free ones. `size` is that of a block, `demand` the number of ADDs that had
     no address. A network `is_growing` if it has claimed a block less than GROWTH_S ago.
     """
-    coming = [entry for entry in entries if entry.state in (State.GRANTED, State.CLAIMING)]
+    coming = [entry for entry in entries if entry.state in (BlockState.GRANTED, BlockState.CLAIMING)]
     free = sum(max(0, entry.size - used[entry.block]) for entry in coming)
     needed = max(demand, size // _LOW_SHARE, 1)
     usable = max(1, size - 2)  # of a routed block without exclusions
     missing = -(-(needed - free) // usable)
-    if missing > 0 and is_growing and any(entry.state is State.GRANTED for entry in entries):
+    if missing > 0 and is_growing and any(entry.state is BlockState.GRANTED for entry in entries):
         missing = max(missing, _GROWTH_BLOCKS)
     return min(max(0, missing), MAX_BLOCKS_AT_ONCE)
 
@@ -73,7 +73,7 @@ class UnusedBlocks:
 
     def observe(self, entries: Collection[FileEntry], used: Mapping[Network, int], now_s: float) -> None:
         """Notes which granted blocks are unused now."""
-        unused = [entry.block for entry in entries if entry.state is State.GRANTED and not used[entry.block]]
+        unused = [entry.block for entry in entries if entry.state is BlockState.GRANTED and not used[entry.block]]
         self._since = {block: self._since.get(block, now_s) for block in unused}
 
     def surplus(self, entries: Collection[FileEntry], now_s: float, *, is_on_demand: bool) -> FileEntry | None:

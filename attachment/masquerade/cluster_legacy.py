@@ -15,7 +15,7 @@ from kernel.netfilter import iptables
 from kernel.netfilter.iptables_accept import accept_rule
 from kernel.netfilter.iptables_chains import TABLE, apply_plan
 from kernel.netfilter.iptables_program import RefusedError
-from kernel.netfilter.iptables_rule import IptablesChange, IptablesRule, Listing
+from kernel.netfilter.iptables_rule import ChainList, IptablesChange, IptablesRule
 
 Networks = frozenset[Network]
 
@@ -38,7 +38,7 @@ class LegacyChains:
         """
         numbers: dict[int, int] = {}
 
-        def plan(family: int, listing: Listing) -> list[IptablesChange]:
+        def plan(family: int, listing: ChainList) -> list[IptablesChange]:
             new = [] if CLUSTER_CHAIN in listing.chains else [IptablesChange.new_chain(CLUSTER_CHAIN)]
             numbers.pop(family, None)
             if new and family not in create:
@@ -93,7 +93,7 @@ class LegacyChains:
         return self._usable
 
 
-def _read(families: list[int]) -> dict[int, Listing]:
+def _read(families: list[int]) -> dict[int, ChainList]:
     return iptables.read(families, TABLE, [ENTRY, CLUSTER_CHAIN], legacy=True)
 
 

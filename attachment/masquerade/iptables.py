@@ -26,7 +26,7 @@ from kernel.netfilter import iptables, iptables_chains, nft
 from kernel.netfilter.iptables_accept import accept_rule
 from kernel.netfilter.iptables_chains import TABLE, compute_deletions, missing_error
 from kernel.netfilter.iptables_expressions import match_rules
-from kernel.netfilter.iptables_rule import IptablesChange, IptablesRule, Listing, comment_match, network_text
+from kernel.netfilter.iptables_rule import ChainList, IptablesChange, IptablesRule, comment_match, network_text
 from kernel.netfilter.nft import Chain, NftSocket, Table
 
 _MULTICAST = {4: "224.0.0.0/4", 6: "ff00::/8"}
@@ -40,7 +40,7 @@ def add(spec: Masquerade) -> None:
     """
     chain = chain_name(spec.network, spec.container_id)
 
-    def missing(family: int, listing: Listing) -> list[IptablesChange]:
+    def missing(family: int, listing: ChainList) -> list[IptablesChange]:
         desired, existing = _rules(spec, family), listing.rules(chain)
         names = [CLUSTER_CHAIN, chain] if spec.cluster else [chain]
         changes = [IptablesChange.new_chain(name) for name in names if name not in listing.chains]
@@ -69,7 +69,7 @@ def delete_legacy(spec: Masquerade, other_addresses: Collection[Cidr] = ()) -> N
         f"-s {network_text(network)} " for item in other_addresses for network in (as_network(item.ip), item.network)
     )
 
-    def plan(family: int, listing: Listing) -> list[IptablesChange]:
+    def plan(family: int, listing: ChainList) -> list[IptablesChange]:
         return compute_deletions({chain: MASQUERADE_CHAINS}, listing, lambda jump: jump.spec.startswith(kept))
 
     iptables_chains.change_legacy(TABLE, plan, f"delete masquerade rules of chain {chain}")

@@ -28,7 +28,7 @@ from ipam.dhcp.address6 import NO_ADDRESS
 from ipam.dhcp.client4 import Event, Timing
 from ipam.dhcp.lease import INFINITE
 from ipam.dhcp.lease6 import Grant, grant_of, usable_address
-from ipam.dhcp.packet6 import Association, LeasedAddress, Message, Status
+from ipam.dhcp.packet6 import Association, LeasedAddress, Message, StatusCode
 from ipam.dhcp.randomness import random_fraction, random_integer
 from process.values import dataclass, replace
 
@@ -369,5 +369,5 @@ class Client:
         return Message(kind, self._xid, self.identity.duid, server, (self._asking(address),), elapsed_s=0.0)
 
 
-def _refusal(status: Status) -> str:
+def _refusal(status: StatusCode) -> str:
     return f"the DHCPv6 server refused it, {status.describe()}"

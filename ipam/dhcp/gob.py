@@ -27,7 +27,7 @@ _NAMES = ("utf-8", "surrogateescape")  # a string of Go has any bytes, such as t
 Expected = TypeVar("Expected")
 
 
-class Malformed(ValueError):  # noqa: N818 - a state of the input, as in packet.py
+class MalformedGob(ValueError):  # noqa: N818 - a state of the input, as in packet.py
     """A violation: the received bytes are not gob, exceed a limit, or are not of the expected type."""
 
 
@@ -144,7 +144,7 @@ class Encoder:
         """Returns the bytes of a value, to be sent in the order of the calls; raises Malformed if it is too large."""
         body = _encode_int(self._get_id(kind)) + _encode(kind, value)
         if len(body) > MESSAGE_BYTES:
-            raise Malformed(f"a message of {len(body)} bytes exceeds {MESSAGE_BYTES}")
+            raise MalformedGob(f"a message of {len(body)} bytes exceeds {MESSAGE_BYTES}")
         return self._define(kind) + _encode_uint(len(body)) + body
 
     def _get_id(self, kind: Type) -> int:
@@ -201,15 +201,15 @@ class Decoder:
             if number >= 0:
                 kind = reader.resolve(number)
                 if not isinstance(kind, StructType):
-                    raise Malformed(f"the value is no struct, but of type {number}")
+                    raise MalformedGob(f"the value is no struct, but of type {number}")
                 value = reader.read_struct(kind)
                 reader.finish()
                 return value
             self._definition_bytes += len(message)
             if self._definition_bytes > _DEFINITION_BYTES:
-                raise Malformed(f"type definitions exceed {_DEFINITION_BYTES} bytes")
+                raise MalformedGob(f"type definitions exceed {_DEFINITION_BYTES} bytes")
             if -number < _MIN_ID or -number in self._types:
-                raise Malformed(f"type {-number} is defined twice")
+                raise MalformedGob(f"type {-number} is defined twice")
             self._types[-number] = _defined_type(reader.read_struct(_DEFINITION))
             reader.finish()
         return None
@@ -221,7 +221,7 @@ class Decoder:
             return None
         length = head.read_uint()
         if length > MESSAGE_BYTES:
-            raise Malformed(f"a message of {length} bytes exceeds {MESSAGE_BYTES}")
+            raise MalformedGob(f"a message of {length} bytes exceeds {MESSAGE_BYTES}")
         end = head.position + length
         if len(self._buffer) < end:
             return None
@@ -242,7 +242,7 @@ class _Reader:
     def finish(self) -> None:
         """Raises Malformed unless everything was read."""
         if self.position != len(self._data):
-            raise Malformed(f"{len(self._data) - self.position} bytes after the value")
+            raise MalformedGob(f"{len(self._data) - self.position} bytes after the value")
 
     def has_uint(self) -> bool:
         """Returns whether the bytes of an unsigned integer are complete; raises Malformed."""
@@ -251,7 +251,7 @@ class _Reader:
     def read_uint(self) -> int:
         """Reads an unsigned integer: one byte below 128, or the negated count of the bytes that follow."""
         if self.position >= len(self._data):
-            raise Malformed("the message ends in a value")
+            raise MalformedGob("the message ends in a value")
         first, more = self._data[self.position], self._uint_bytes()
         self.position += 1
         return int.from_bytes(self.read_bytes(more)) if more else first
@@ -264,7 +264,7 @@ class _Reader:
     def read_bytes(self, count: int) -> bytes:
         """Reads `count` bytes."""
         if count > len(self._data) - self.position:
-            raise Malformed("the message ends in a value")
+            raise MalformedGob("the message ends in a value")
         self.position += count
         return self._data[self.position - count : self.position]
 
@@ -275,7 +275,7 @@ class _Reader:
         while step := self.read_uint():
             number += step
             if number >= len(kind.fields):
-                raise Malformed(f"a struct of {len(kind.fields)} fields has a field {number}")
+                raise MalformedGob(f"a struct of {len(kind.fields)} fields has a field {number}")
             name, part = kind.fields[number]
             fields[name] = self._value(part, depth + 1)
         return Struct(fields)
@@ -283,19 +283,19 @@ class _Reader:
     def resolve(self, number: int) -> Type:
         """Returns a type by its ID; raises Malformed."""
         if number not in self._types:
-            raise Malformed(f"type {number} is not defined or not supported")
+            raise MalformedGob(f"type {number} is not defined or not supported")
         return self._types[number]
 
     def _uint_bytes(self) -> int:
         first = self._data[self.position]
         if 128 <= first < 248:
-            raise Malformed("an integer of more than 8 bytes")
+            raise MalformedGob("an integer of more than 8 bytes")
         return 256 - first if first >= 128 else 0
 
     def _value(self, kind: Type, depth: int) -> Value:
         self._values += 1
         if depth > _MAX_DEPTH or self._values > _MAX_VALUES:
-            raise Malformed("the value is nested too deeply or has too many parts")
+            raise MalformedGob("the value is nested too deeply or has too many parts")
         if isinstance(kind, Reference):
             kind = self.resolve(kind.id)
         if isinstance(kind, StructType):
@@ -303,7 +303,7 @@ class _Reader:
         if isinstance(kind, SliceType):
             count = self.read_uint()
             if kind.length is not None and count != kind.length:
-                raise Malformed(f"an array of {kind.length} elements has {count}")
+                raise MalformedGob(f"an array of {kind.length} elements has {count}")
             return [self._value(kind.element, depth + 1) for _ in range(self._fitting(count))]
         if isinstance(kind, MapType):
             for _ in range(self._fitting(self.read_uint())):
@@ -315,7 +315,7 @@ class _Reader:
     def _fitting(self, count: int) -> int:
         """Returns a number of elements; raises Malformed when they cannot fit: each has at least one byte."""
         if count > len(self._data) - self.position:
-            raise Malformed(f"the message ends before its {count} elements")
+            raise MalformedGob(f"the message ends before its {count} elements")
         return count
 
     def _basic(self, kind: Type) -> Value:
@@ -333,7 +333,7 @@ class _Reader:
 
 def _checked(value: Value, kind: type[Expected], name: str) -> Expected:
     if not isinstance(value, kind):
-        raise Malformed(f"{name} is of another type than {kind.__name__}")
+        raise MalformedGob(f"{name} is of another type than {kind.__name__}")
     return value
 
 
@@ -351,7 +351,7 @@ def _defined_type(definition: Struct) -> Type:
         if name == "ArrayT":
             return SliceType(type_name, element, body.integer("Len"))
         return MapType(Reference(body.integer("Key")), element) if name == "MapT" else BYTES
-    raise Malformed("a type definition is empty")
+    raise MalformedGob("a type definition is empty")
 
 
 def _encode(kind: Type, value: Value) -> bytes:

@@ -37,7 +37,7 @@ class UnreachableError(CniError):
     """The daemon cannot be reached."""
 
 
-class RefusedError(CniError):
+class LeaseRefusedError(CniError):
     """The daemon refused the call: it has leased nothing."""
 
 
@@ -53,7 +53,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
         undo.push("release the lease", partial(_release, args, net_conf, _ROLLBACK_LIMIT_S))
         try:
             return _call(conf.socket_path, ALLOCATE, args, _ALLOCATE_LIMIT_S)
-        except (RefusedError, UnreachableError):
+        except (LeaseRefusedError, UnreachableError):
             undo.clear()
             raise
 
@@ -147,7 +147,7 @@ def _call(path: str, method: str, args: CmdArgs, limit_s: float) -> Result:
         return rpc.call(path, method, call_args, limit_s=limit_s)
     except RpcError as error:
         msg = f"error calling {method}: {error}"
-        raise RefusedError(Code.INTERNAL, msg, "the daemon's log has the details") from error
+        raise LeaseRefusedError(Code.INTERNAL, msg, "the daemon's log has the details") from error
     except TimeoutError as error:
         msg = f"error calling {method}: the DHCP daemon did not answer within {limit_s:.0f} s, try again later"
         raise CniError(Code.TRY_AGAIN_LATER, msg, f"its socket is {path}") from error

@@ -36,7 +36,7 @@ _ELAPSED_MAX = 0xFFFF
 
 
 @dataclass(frozen=True)
-class Status:
+class StatusCode:
     """A status code, and the server's text for the operator."""
 
     code: int
@@ -55,7 +55,7 @@ class LeasedAddress:
     address: IPv6Address
     preferred_s: float = 0.0
     valid_s: float = 0.0
-    status: Status = Status(SUCCESS)
+    status: StatusCode = StatusCode(SUCCESS)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Association:
     addresses: tuple[LeasedAddress, ...] = ()
     renewal_s: float = 0.0
     rebinding_s: float = 0.0
-    status: Status = Status(SUCCESS)
+    status: StatusCode = StatusCode(SUCCESS)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Message:
     associations: tuple[Association, ...] = ()
     elapsed_s: float | None = None
     requested: tuple[int, ...] = ()
-    status: Status = Status(SUCCESS)
+    status: StatusCode = StatusCode(SUCCESS)
     preference: int = 0
     rapid_commit: bool = False
     sol_max_rt_s: int = 0
@@ -95,7 +95,7 @@ class Message:
         """Returns the association of an interface, None without one."""
         return next((each for each in self.associations if each.iaid == iaid), None)
 
-    def failure(self, iaid: bytes) -> Status | None:
+    def failure(self, iaid: bytes) -> StatusCode | None:
         """Returns the failure that a server reports for the message or for an association, None without one."""
         association = self.association(iaid)
         statuses = (self.status, association.status if association else self.status)
@@ -211,20 +211,20 @@ def _decode_leased(content: bytes) -> LeasedAddress:
     return LeasedAddress(IPv6Address(address), _to_seconds(preferred), _to_seconds(valid), status)
 
 
-def _encode_status(status: Status) -> bytes:
-    if status == Status(SUCCESS):
+def _encode_status(status: StatusCode) -> bytes:
+    if status == StatusCode(SUCCESS):
         return b""
     return _option(STATUS_CODE, struct.pack("!H", status.code) + status.text.encode())
 
 
-def _decode_status(options: dict[int, bytes]) -> Status:
+def _decode_status(options: dict[int, bytes]) -> StatusCode:
     """Returns the status, SUCCESS without one; its text is shortened, with "?" for what is not printable."""
     content = options.get(STATUS_CODE, b"\0\0")
     if len(content) < 2:
         raise Malformed("a status code is truncated")
     text = content[2 : 2 + 4 * _TEXT_MAX_CHARACTERS].rstrip(b"\0").decode("utf-8", "replace")[:_TEXT_MAX_CHARACTERS]
     printable = "".join(character if character.isprintable() else "?" for character in text)
-    return Status(int.from_bytes(content[:2], "big"), printable)
+    return StatusCode(int.from_bytes(content[:2], "big"), printable)
 
 
 def _decode_duid(options: dict[int, bytes], number: int) -> bytes:

@@ -13,7 +13,7 @@ import struct
 
 from cni.result import Result
 from ipam.dhcp import gob, rpc_result
-from ipam.dhcp.gob import BYTES, STRING, UINT, Malformed, Struct, StructType
+from ipam.dhcp.gob import BYTES, STRING, UINT, MalformedGob, Struct, StructType
 from kernel import system
 from kernel.rtnl import Deadline
 from process.signals import unblocked
@@ -67,7 +67,7 @@ class CallArgs:
 
 
 @dataclass(frozen=True)
-class Call:
+class RpcCall:
     """A call that the daemon received; `seq` identifies it on its connection."""
 
     seq: int
@@ -90,7 +90,7 @@ class Connection:
         self._decoder = gob.Decoder()
         self._encoder = gob.Encoder()
 
-    def receive(self, data: bytes) -> list[Call]:
+    def receive(self, data: bytes) -> list[RpcCall]:
         """Returns the calls that `data` completes; raises Malformed, after which the caller closes the connection.
 
         The caller then sends `data_to_send()`.
@@ -112,14 +112,14 @@ class Connection:
         data, self._to_send = self._to_send.encode(), ""
         return data
 
-    def reply(self, call: Call, result: Result | None) -> bytes:
+    def reply(self, call: RpcCall, result: Result | None) -> bytes:
         """Returns the bytes of a successful answer, to be sent in the order of creation; None is Go's empty struct."""
         response = self._encoder.encode(_RESPONSE, Struct({"ServiceMethod": call.method, "Seq": call.seq}))
         if result is None:
             return response + self._encoder.encode(_EMPTY, Struct({}))
         return response + self._encoder.encode(rpc_result.RESULT, rpc_result.to_struct(result))
 
-    def refuse(self, call: Call, text: str) -> bytes:
+    def refuse(self, call: RpcCall, text: str) -> bytes:
         """Returns the bytes of an answer with an error, to be sent in the order of creation."""
         # An empty text would be success. Lone surrogates, which JSON can contain, cannot be encoded.
         error = (text or "unknown error")[:_ERROR_MAX_CHARACTERS].encode("utf-8", "replace").decode()
@@ -129,17 +129,17 @@ class Connection:
     def _open(self, head: bytes) -> None:
         line = head.partition(b"\n")[0].decode("latin-1").split()
         if len(line) != 3 or not line[2].startswith("HTTP/1."):
-            raise Malformed("the client does not speak HTTP")
+            raise MalformedGob("the client does not speak HTTP")
         method, path, _ = line
         if method == "GET":
             self.http_request = path.partition("?")[0]
         elif (method, path) == ("CONNECT", _RPC_PATH):
             self._to_send = _CONNECTED
         else:
-            raise Malformed(f"HTTP request {method} {path} instead of CONNECT {_RPC_PATH}")
+            raise MalformedGob(f"HTTP request {method} {path} instead of CONNECT {_RPC_PATH}")
 
-    def _calls(self) -> list[Call]:
-        calls: list[Call] = []
+    def _calls(self) -> list[RpcCall]:
+        calls: list[RpcCall] = []
         while (value := self._decoder.decode()) is not None:
             if self._request is None:
                 self._request = value
@@ -165,7 +165,7 @@ def call(socket_path: str, method: str, call_args: CallArgs, *, limit_s: float) 
             head += stream.receive()
         status = head.partition(b"\n")[0].decode("latin-1").strip()
         if status.partition(" ")[2] != "200 Connected to Go RPC":
-            raise Malformed(f"the daemon answers {status!r} to CONNECT")
+            raise MalformedGob(f"the daemon answers {status!r} to CONNECT")
         encoder, decoder = gob.Encoder(), gob.Decoder()
         decoder.feed(bytes(head[end:]))
         request = encoder.encode(_REQUEST, Struct({"ServiceMethod": method}))
@@ -174,7 +174,7 @@ def call(socket_path: str, method: str, call_args: CallArgs, *, limit_s: float) 
         if text := response.text("Error"):
             raise RpcError(text)
         if response.integer("Seq"):
-            raise Malformed("the daemon answers another call")
+            raise MalformedGob("the daemon answers another call")
         return rpc_result.from_struct(stream.decode(decoder))
 
 
@@ -257,7 +257,7 @@ def _head_end(data: bytearray) -> int:
     """Returns the length of an HTTP head with its empty line, 0 if it is not complete; raises Malformed."""
     ends = [data.find(end, 0, _HEAD_BYTES) + len(end) for end in _HEAD_ENDS if end in data[:_HEAD_BYTES]]
     if not ends and len(data) >= _HEAD_BYTES:
-        raise Malformed(f"an HTTP head of more than {_HEAD_BYTES} bytes")
+        raise MalformedGob(f"an HTTP head of more than {_HEAD_BYTES} bytes")
     return min(ends, default=0)
 
 
@@ -275,10 +275,10 @@ def _args_struct(call_args: CallArgs) -> Struct:
     )
 
 
-def _to_call(request: Struct, value: Struct) -> Call:
-    call = Call(request.integer("Seq"), request.text("ServiceMethod"), _call_args(value))
+def _to_call(request: Struct, value: Struct) -> RpcCall:
+    call = RpcCall(request.integer("Seq"), request.text("ServiceMethod"), _call_args(value))
     if call.seq < 0 or len(call.method) > _METHOD_MAX_CHARACTERS:
-        raise Malformed("a call has a negative number, or the name of its method is too long")
+        raise MalformedGob("a call has a negative number, or the name of its method is too long")
     return call
 
 

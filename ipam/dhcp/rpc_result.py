@@ -9,7 +9,7 @@ from ipaddress import IPv4Address, IPv6Address
 
 from cni.address import Address, Cidr, with_prefix
 from cni.result import DNS, Interface, IPConfig, Result, Route
-from ipam.dhcp.gob import BYTES, INT, STRING, Malformed, SliceType, Struct, StructType, Value
+from ipam.dhcp.gob import BYTES, INT, STRING, MalformedGob, SliceType, Struct, StructType, Value
 
 _LARGEST_UINT32 = (1 << 32) - 1
 
@@ -148,7 +148,7 @@ def _route(value: Struct) -> Route:
 def _optional(value: Struct, name: str, maximum: int) -> int | None:
     number = value.integer(name)
     if not 0 <= number <= maximum:
-        raise Malformed(f"{name} {number} is not between 0 and {maximum}")
+        raise MalformedGob(f"{name} {number} is not between 0 and {maximum}")
     return number or None
 
 
@@ -158,7 +158,7 @@ def _address(data: bytes) -> Address | None:
         address = IPv6Address(data)
         return address.ipv4_mapped or address
     if len(data) not in (0, 4):
-        raise Malformed(f"an address of {len(data)} bytes")
+        raise MalformedGob(f"an address of {len(data)} bytes")
     return IPv4Address(data) if data else None
 
 
@@ -166,12 +166,12 @@ def _cidr(value: Struct, name: str) -> Cidr:
     net = value.struct(name)
     address, mask = _address(net.data("IP")), net.data("Mask")
     if address is None:
-        raise Malformed(f"{name} is missing")
+        raise MalformedGob(f"{name} is missing")
     width = address.max_prefixlen
     bits = int.from_bytes(mask).bit_count() - (8 * len(mask) - width)  # a mask of an IPv4 address may have 16 bytes
     if len(mask) not in (4, 16) or 8 * len(mask) < width or not 0 <= bits <= width:
-        raise Malformed(f"{name} has a mask of {len(mask)} bytes")
+        raise MalformedGob(f"{name} has a mask of {len(mask)} bytes")
     netmask = ((1 << 8 * len(mask)) - 1) ^ ((1 << width - bits) - 1)
     if int.from_bytes(mask) != netmask:
-        raise Malformed(f"{name} has the mask {mask.hex()}, which is no prefix")
+        raise MalformedGob(f"{name} has the mask {mask.hex()}, which is no prefix")
     return with_prefix(address, bits)

@@ -50,7 +50,7 @@ _MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Pool:
+class GrantedPool:
     """The blocks of one pool on this node: the granted ones as RangeSets by IP version, and the number of others.
 
     `versions` are the IP versions of which a pod gets an address. Of a sticky pool `range_sets` is empty, and `by_pod`
@@ -74,12 +74,12 @@ class Grants:
     """
 
     boot: str
-    pools: tuple[Pool, ...]
+    pools: tuple[GrantedPool, ...]
     contact: int
     problem: str
     waiting: Mapping[str, str]
 
-    def pool_of(self, name: str, namespace: str) -> Pool:
+    def pool_of(self, name: str, namespace: str) -> GrantedPool:
         """Returns the pool for the pods of a namespace: one that names it, otherwise the pool `name`.
 
         Raises CniError(11) without such a pool.
@@ -163,7 +163,7 @@ def parse(text: bytes) -> Grants:
     )
 
 
-def _pool(fields: Fields) -> Pool:
+def _pool(fields: Fields) -> GrantedPool:
     blocks = [(block.string("state"), block.string("for"), _range(block)) for block in fields.objects("blocks")]
     if first_overlap([block_range for *_, block_range in blocks]) is not None:
         raise ValueError(f"blocks of pool {fields.string('name')} overlap")
@@ -176,7 +176,7 @@ def _pool(fields: Fields) -> Pool:
     versions = fields.raw("versions")
     if not isinstance(versions, list) or not versions or any(version not in (4, 6) for version in versions):
         raise ValueError(f"pool {fields.string('name')} has no versions: [4], [6] or [4, 6]")
-    return Pool(
+    return GrantedPool(
         name=fields.string("name"),
         versions=tuple(versions),
         namespaces=fields.strings("namespaces"),

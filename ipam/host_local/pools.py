@@ -16,7 +16,7 @@ from cni.result import IPConfig
 from ipam.host_local import allocator, grants
 from ipam.host_local.allocator import ExhaustedError
 from ipam.host_local.conf import HostLocalConf
-from ipam.host_local.grants import Grants, Pool
+from ipam.host_local.grants import GrantedPool, Grants
 from ipam.host_local.store import Reservations, ReservationStore
 
 _HINT = "podwire-agent claims another block, if the pool has a free one"
@@ -62,7 +62,7 @@ def _allocate_sticky(
     reservations: Reservations,
     attachment: Attachment,
     node_grants: Grants,
-    pool: Pool,
+    pool: GrantedPool,
     pod: str,
     conf: HostLocalConf,
     cache: Callable[[], ResultCache],
@@ -95,7 +95,7 @@ def check(store: ReservationStore, name: str, network: str, data_dir: str, cache
             raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"pool {pool.name}: {full.msg}", f"{node_grants}; {_HINT}")
 
 
-def _refuse_missing(node_grants: Grants, pool: Pool) -> None:
+def _refuse_missing(node_grants: Grants, pool: GrantedPool) -> None:
     """Raises _MissingBlockError if an IP version of the pool has no granted block on this node."""
     present = {range_set.version for range_set in pool.range_sets}
     missing = [f"IPv{version}" for version in pool.versions if version not in present]

@@ -34,7 +34,7 @@ _DELETIONS_MAX = 100  # in one send: the kernel answers each, and 160 answers fi
 
 
 @dataclass(frozen=True)
-class Flow:
+class TrackedFlow:
     """A UDP flow: its original direction as the kernel keeps it, the number of its entry, its zone or None.
 
     `reply_source`: the address and port to which its packets are forwarded, None if the kernel does not report it.
@@ -52,7 +52,7 @@ class Flow:
     reply_destination: Address | None = None
 
 
-def list_udp_flows(socket: Socket, version: int, ports: Collection[int]) -> list[Flow]:
+def list_udp_flows(socket: Socket, version: int, ports: Collection[int]) -> list[TrackedFlow]:
     """Lists the UDP flows of IP `version` whose first packet was sent to one of `ports`; raises KernelError.
 
     `socket` is a netfilter socket. The kernel reads its whole table: 9 ms for 262,144 buckets, the default with 16 GiB.
@@ -70,7 +70,9 @@ def list_udp_flows(socket: Socket, version: int, ports: Collection[int]) -> list
     return [entry for entry in entries if entry.port in ports and entry.destination.version == version]
 
 
-def list_flows_from_others(socket: Socket, version: int, sources: set[Address], known: set[Address]) -> list[Flow]:
+def list_flows_from_others(
+    socket: Socket, version: int, sources: set[Address], known: set[Address]
+) -> list[TrackedFlow]:
     """Lists the UDP flows of `sources` that leave with an address that is not `known`; raises KernelError.
 
     Only messages without such an address as a destination are decoded: the replies of most flows go to one.
@@ -104,14 +106,14 @@ def _address(types: Mapping[int, int], address: Address) -> bytes:
     return _ADDRESS.pack(_ADDRESS.size + len(address.packed), types[address.version]) + address.packed
 
 
-def delete_flows(socket: Socket, entries: Iterable[Flow]) -> None:
+def delete_flows(socket: Socket, entries: Iterable[TrackedFlow]) -> None:
     """Deletes the entries of flows; a missing entry is success. Raises KernelError."""
     requests = [_delete_request(entry) for entry in entries]
     for start in range(0, len(requests), _DELETIONS_MAX):
         socket.change(*requests[start : start + _DELETIONS_MAX])
 
 
-def _parse_flow(message: DecodedMessage) -> Flow | None:
+def _parse_flow(message: DecodedMessage) -> TrackedFlow | None:
     """Returns the flow in a message, None if it is not UDP."""
     direction = message.need_attr("CTA_TUPLE_ORIG")
     addresses, ports = direction.need_attr("CTA_TUPLE_IP"), direction.need_attr("CTA_TUPLE_PROTO")
@@ -124,7 +126,7 @@ def _parse_flow(message: DecodedMessage) -> Flow | None:
         )
     except ValueError as error:
         raise AnswerError(str(error)) from error
-    return Flow(
+    return TrackedFlow(
         source,
         ports.need_attr("CTA_PROTO_SRC_PORT"),
         destination,
@@ -150,7 +152,7 @@ def _reply(direction: DecodedMessage | None) -> tuple[tuple[Address, int] | None
         return None, None
 
 
-def _delete_request(entry: Flow) -> Request:
+def _delete_request(entry: TrackedFlow) -> Request:
     version = entry.source.version
     addresses = [
         (f"CTA_IP_V{version}_SRC", entry.source.packed),

@@ -10,7 +10,7 @@ import os
 
 from kernel import system
 from process import child
-from process.child import Command
+from process.child import ChildCommand
 from process.values import dataclass
 
 _TOOLS = ("iptables", "ip6tables")
@@ -20,14 +20,14 @@ _LIMIT_S = 20.0
 
 
 @dataclass(frozen=True)
-class Rules:
+class CopiedRules:
     """The rules of a namespace: input for each program, and descriptions of the rules that could not be read."""
 
     inputs: tuple[tuple[tuple[str, ...], bytes], ...]
     missing: tuple[str, ...] = ()
 
 
-def read() -> Rules:
+def read() -> CopiedRules:
     """Reads the rules of the current namespace."""
     inputs: list[tuple[tuple[str, ...], bytes]] = []
     missing = []
@@ -46,10 +46,10 @@ def read() -> Rules:
             table = _run(("nft", "list", "table", family, name), b"")
             if table:
                 inputs.append((("nft", "-f", "-"), table))
-    return Rules(tuple(inputs), tuple(missing))
+    return CopiedRules(tuple(inputs), tuple(missing))
 
 
-def write(rules: Rules) -> tuple[str, ...]:
+def write(rules: CopiedRules) -> tuple[str, ...]:
     """Creates the rules in the current namespace; returns descriptions of the missing ones."""
     refused = [" ".join(words) for words, text in rules.inputs if _run(words, text) is None]
     return (*rules.missing, *(f"not all rules could be copied: {words} failed" for words in refused))
@@ -63,7 +63,7 @@ def _run(words: tuple[str, ...], text: bytes) -> bytes | None:
     env = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "XTABLES_LIBDIR") if name in os.environ}
     try:
         (outcome,) = child.run(
-            Command((program, *words[1:]), {**env, "LC_ALL": "C"}, text, capture_stderr=True), limit_s=_LIMIT_S
+            ChildCommand((program, *words[1:]), {**env, "LC_ALL": "C"}, text, capture_stderr=True), limit_s=_LIMIT_S
         )
     except OSError:
         return None

@@ -20,7 +20,7 @@ from kernel.errors import KernelError
 from kernel.netfilter import iptables_program, nft
 from kernel.netfilter.iptables_expressions import change_request
 from kernel.netfilter.iptables_program import ProgramRun, UnusableError
-from kernel.netfilter.iptables_rule import IptablesChange, IptablesRule, Listing
+from kernel.netfilter.iptables_rule import ChainList, IptablesChange, IptablesRule
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Table
 from kernel.rtnl import Request
 from process import record
@@ -52,7 +52,7 @@ _Result = TypeVar("_Result")
 
 def read(
     families: Iterable[int], table: str, chains: Sequence[str] = (), *, legacy: bool = False
-) -> dict[int, Listing]:
+) -> dict[int, ChainList]:
     """Lists `chains` with the programs, for each of the `families` (4, 6).
 
     The first chain must be built-in; chains after a missing one are not listed. Without `chains` this lists the whole
@@ -64,13 +64,13 @@ def read(
     for family, run in _list(dict.fromkeys(families, _listing_lines(chains)), table, legacy=legacy).items():
         if not run.text.startswith(start):
             raise iptables_program.unusable_error(run)
-        listings[family] = Listing.parse(run.text)
+        listings[family] = ChainList.parse(run.text)
     return listings
 
 
 def list_chains(
     chains: Mapping[int, Sequence[str]], table: str, rules: Mapping[int, Sequence[IptablesRule]] | None = None
-) -> dict[int, Listing]:
+) -> dict[int, ChainList]:
     """Lists each family's chains with the programs, or the whole table without chains.
 
     Checks `rules` in their order, up to the first that the program does not find, and counts the others in the listing.
@@ -81,7 +81,7 @@ def list_chains(
         items += [f"-C {rule.chain} {rule.spec}\n-S {_MARKER}" for rule in (rules or {}).get(family, ())]
     listings = {}
     for family, run in _list(lines, table).items():
-        listing = Listing.parse(run.text)
+        listing = ChainList.parse(run.text)
         if not chains[family] and not listing.chains:
             raise iptables_program.unusable_error(run)
         if missing := [chain for chain in chains[family] if chain not in listing.chains]:

@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from cni.errors import CniError, Code
 from kernel.netfilter import iptables, nft_rule
 from kernel.netfilter.iptables_program import RefusedError
-from kernel.netfilter.iptables_rule import COMMENT_MAX, IptablesChange, IptablesRule, Listing
+from kernel.netfilter.iptables_rule import COMMENT_MAX, ChainList, IptablesChange, IptablesRule
 from kernel.netfilter.owned import IPTABLES, REPAIR_HINT, OwnedRule
 from process.values import dataclass, field
 
@@ -26,7 +26,7 @@ _NAME_MAX = 28  # XT_EXTENSION_MAXNAMELEN - 1 (linux/netfilter/x_tables.h)
 _TRIES = 10  # a try fails if another process changes a chain between read and write
 _OWNER = re.compile(r'name: "([^"\\]+)" id: "([^"\\]+)"')
 
-Plan = Callable[[int, Listing], list[IptablesChange]]  # from a family and its listing to the changes to apply
+Plan = Callable[[int, ChainList], list[IptablesChange]]  # from a family and its listing to the changes to apply
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,10 @@ def change(
     """
     names = [chain, shared] if shared else [chain]
 
-    def read() -> dict[int, Listing]:
+    def read() -> dict[int, ChainList]:
         missing = iptables.get_missing_chains(families, TABLE, names)
         listings = {
-            family: Listing.of(name for name in names if name not in lacking) for family, lacking in missing.items()
+            family: ChainList.of(name for name in names if name not in lacking) for family, lacking in missing.items()
         }
         present = [family for family, lacking in missing.items() if chain not in lacking]
         return listings | _read(present, scheme.entry, chain, shared)
@@ -105,7 +105,7 @@ def change_legacy(table: str, plan: Plan, description: str) -> None:
 
 
 def apply_plan(
-    table: str, read: Callable[[], Mapping[int, Listing]], plan: Plan, description: str, *, legacy: bool = False
+    table: str, read: Callable[[], Mapping[int, ChainList]], plan: Plan, description: str, *, legacy: bool = False
 ) -> None:
     """Applies a plan's changes to the listings that `read` returns; retries if the rules changed in between."""
     for tries_left in reversed(range(_TRIES)):
@@ -128,7 +128,7 @@ def missing_error(description: str, what: str, version: int) -> CniError:
 
 
 def compute_deletions(
-    chains: Mapping[str, ChainScheme], listing: Listing, stays: Callable[[IptablesRule], bool] = lambda jump: False
+    chains: Mapping[str, ChainScheme], listing: ChainList, stays: Callable[[IptablesRule], bool] = lambda jump: False
 ) -> list[IptablesChange]:
     """Returns the changes that delete the jumps to `chains`, and each chain with its last jump.
 
@@ -155,7 +155,7 @@ def gc_legacy(schemes: Iterable[ChainScheme], network: str, kept: AbstractSet[st
     A truncated comment proves nothing: such jumps stay, and their number is reported on stderr.
     """
 
-    def plan(family: int, listing: Listing) -> list[IptablesChange]:
+    def plan(family: int, listing: ChainList) -> list[IptablesChange]:
         changes: list[IptablesChange] = []
         for scheme in schemes:
             start = scheme.comment(network)
@@ -199,7 +199,7 @@ def report_emptied_chain(chain: str) -> None:
     print(f"podwire: chain {TABLE} {chain} stays, empty: a rule of another program jumps there", file=sys.stderr)
 
 
-def _read(families: Iterable[int], entry: str, chain: str, shared: str) -> dict[int, Listing]:
+def _read(families: Iterable[int], entry: str, chain: str, shared: str) -> dict[int, ChainList]:
     """Returns the listings of the chains; a program lists no chain after a missing one, so it may run again."""
     names = dict.fromkeys(filter(None, (entry, shared, chain)))
     listings = iptables.read(families, TABLE, list(names))

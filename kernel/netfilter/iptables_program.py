@@ -19,7 +19,7 @@ from typing import NamedTuple
 from cni.errors import CniError, Code
 from kernel import locks, system
 from process import record
-from process.child import Command, Notice, Outcome
+from process.child import ChildCommand, Notice, Outcome
 
 LOCK = "/run/xtables.lock"
 LOCK_WAIT_S = 10  # for the host's lock of iptables-legacy; the reference plugins have no limit
@@ -191,7 +191,7 @@ def _lock() -> str:
     return os.environ.get("XTABLES_LOCKFILE") or LOCK
 
 
-def _command(family: int, text: str, options: tuple[str, ...], *, legacy: bool) -> Command:
+def _command(family: int, text: str, options: tuple[str, ...], *, legacy: bool) -> ChildCommand:
     program = find(family, legacy=legacy)
     if not program:
         raise UnusableError(
@@ -201,7 +201,7 @@ def _command(family: int, text: str, options: tuple[str, ...], *, legacy: bool) 
         )
     argv = (program, "--noflush", "--wait", str(LOCK_WAIT_S), *options)
     env = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-    return Command(argv, {**env, "LC_ALL": "C"}, text.encode("utf-8", "surrogateescape"), capture_stderr=True)
+    return ChildCommand(argv, {**env, "LC_ALL": "C"}, text.encode("utf-8", "surrogateescape"), capture_stderr=True)
 
 
 def _stderr_text(outcome: Outcome) -> str:

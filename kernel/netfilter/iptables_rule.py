@@ -118,7 +118,7 @@ class IptablesChange(NamedTuple):
 
 
 @dataclass
-class Listing:
+class ChainList:
     """The existing chains of a table, or some of them, each with its rules in order.
 
     `confirmed`: the number of rules, from the first, that a program has confirmed (netfilter.iptables.list_chains).
@@ -129,7 +129,7 @@ class Listing:
     confirmed: int = 0
 
     @classmethod
-    def of(cls, chains: Iterable[str], rules: Iterable[IptablesRule] = ()) -> Listing:
+    def of(cls, chains: Iterable[str], rules: Iterable[IptablesRule] = ()) -> ChainList:
         """Returns a listing of chains and rules."""
         specs: dict[str, list[str]] = {chain: [] for chain in chains}
         for rule in rules:
@@ -137,7 +137,7 @@ class Listing:
         return cls(specs)
 
     @classmethod
-    def parse(cls, text: str) -> Listing:
+    def parse(cls, text: str) -> ChainList:
         """Parses what `-S` prints; skips lines that are no chains (-P, -N) and no rules (-A)."""
         specs: dict[str, list[str]] = {}
         for line in text.split("\n"):
@@ -161,9 +161,9 @@ class Listing:
     def __contains__(self, rule: IptablesRule) -> bool:
         return rule.spec in self._specs.get(rule.chain, ())
 
-    def __or__(self, other: Listing) -> Listing:
+    def __or__(self, other: ChainList) -> ChainList:
         """Returns the chains of both listings, with the rules of `other` for those in both."""
-        return Listing(self._specs | other._specs, other.confirmed)
+        return ChainList(self._specs | other._specs, other.confirmed)
 
     def jumps_to(self, chain: str) -> list[str]:
         """Returns the chains with a rule that jumps to `chain`."""

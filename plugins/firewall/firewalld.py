@@ -14,7 +14,7 @@ from functools import partial
 from cni.address import Address
 from cni.conf import Attachment
 from cni.errors import CniError, Code, UnchangedError, combined
-from kernel.dbus import NO_OWNER_ERRORS, NO_REPLY, Bus, BusError, Call, Reply
+from kernel.dbus import NO_OWNER_ERRORS, NO_REPLY, Bus, BusError, MethodCall, Reply
 from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
 from kernel.netfilter.nft_owner import owner_id
@@ -134,7 +134,7 @@ def get_problem(zone: str) -> str:
         with Bus() as bus:
             if not bus.get_owner(_NAME):
                 return _NOT_RUNNING
-            (reply,) = bus.call(Call(_NAME, _PATH, _ZONE, "getZones"))
+            (reply,) = bus.call(MethodCall(_NAME, _PATH, _ZONE, "getZones"))
     except CniError as error:
         return str(error)
     if reply.error:
@@ -168,7 +168,9 @@ def _remove_sources(socket: NftSocket, records: list[SourceRecord], unrecorded: 
 def _call(bus: Bus, method: str, zones: Mapping[Address, str]) -> dict[Address, Reply]:
     """Calls a method of firewalld's zone interface with each address and its zone; returns the replies."""
     calls = [
-        Call(_NAME, _PATH, _ZONE, method, (zone, _source(address)), _CHANGES.get(method, "").format(address, zone))
+        MethodCall(
+            _NAME, _PATH, _ZONE, method, (zone, _source(address)), _CHANGES.get(method, "").format(address, zone)
+        )
         for address, zone in zones.items()
     ]
     return dict(zip(zones, bus.call(*calls), strict=True))

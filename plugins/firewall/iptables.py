@@ -26,7 +26,7 @@ from kernel.netfilter import iptables, nft, nft_owner
 from kernel.netfilter.iptables import FAMILIES, NFPROTO
 from kernel.netfilter.iptables_chains import change_legacy
 from kernel.netfilter.iptables_program import RefusedError, UnusableError
-from kernel.netfilter.iptables_rule import IptablesChange, IptablesRule, Listing
+from kernel.netfilter.iptables_rule import ChainList, IptablesChange, IptablesRule
 from kernel.netfilter.nft import Chain, NftSocket, Table
 from kernel.rtnl import Request
 from plugins.firewall import bridge_netfilter, iptables_check, iptables_rules, iptables_state
@@ -47,7 +47,7 @@ from plugins.firewall.spec import OPEN, FirewallSpec
 
 _ROUNDS = 10  # a round fails if another process changes the rules between the read and the write
 _DESCRIPTION = "create the firewall's rules"
-_Select = Callable[[int, Listing], list[IptablesRule]]  # from an IP version and its listing to the rules to delete
+_Select = Callable[[int, ChainList], list[IptablesRule]]  # from an IP version and its listing to the rules to delete
 _SHARED = (ENTRY, STAGE_1, STAGE_2)  # chains whose rules the first pod's ADD creates
 _INTERFACE = re.compile(r"""[^\s"'\\!-][^\s"'\\]*(?<!\+)""")  # one word for iptables-restore, and one interface
 
@@ -135,7 +135,7 @@ def _refuse_bridge(spec: FirewallSpec) -> None:
         raise UnchangedError(Code.INVALID_NETWORK_CONFIG, msg, "name the bridge with letters, digits, . _ and - only")
 
 
-def _compute_changes(spec: FirewallSpec) -> tuple[dict[int, list[IptablesChange]], dict[int, Listing]]:
+def _compute_changes(spec: FirewallSpec) -> tuple[dict[int, list[IptablesChange]], dict[int, ChainList]]:
     """Returns for each IP version the changes to apply, and the existing rules."""
     listings = iptables_state.get_listings(spec)
     is_stale = _StaleCheck()
@@ -145,7 +145,7 @@ def _compute_changes(spec: FirewallSpec) -> tuple[dict[int, list[IptablesChange]
     }, listings
 
 
-def _has_any_rule(spec: FirewallSpec, listings: Mapping[int, Listing]) -> bool:
+def _has_any_rule(spec: FirewallSpec, listings: Mapping[int, ChainList]) -> bool:
     """Returns whether some of the attachment's rules exist."""
     rules = [rule for address in spec.addresses for rule in address_rules(address)]
     return any(rule in listing for listing in listings.values() for rule in rules)
@@ -170,7 +170,7 @@ class _StaleCheck:
         return self._caches[network].namespace_is_gone(attachment)
 
 
-def _list_stale_interfaces(listing: Listing, bridge: str = "") -> set[str]:
+def _list_stale_interfaces(listing: ChainList, bridge: str = "") -> set[str]:
     """Returns the interfaces with a policy that no longer exist, and `bridge` if it belongs to one attachment only.
 
     That is the host veth of ptp, which is deleted with the attachment, after DEL of this plugin.
@@ -199,7 +199,7 @@ def _get_link(name: str) -> Link | None:
         return link.get(socket, link.by_name_request(name))[0]
 
 
-def _select_for_del(spec: FirewallSpec, version: int, listing: Listing) -> list[IptablesRule]:
+def _select_for_del(spec: FirewallSpec, version: int, listing: ChainList) -> list[IptablesRule]:
     interfaces = _list_stale_interfaces(listing, spec.bridge)
     return iptables_rules.rules_for_del(spec, version, listing, interfaces, _StaleCheck())
 
@@ -207,7 +207,7 @@ def _select_for_del(spec: FirewallSpec, version: int, listing: Listing) -> list[
 def _gc(network: str, valid: Collection[Attachment], delete_selected: Callable[[_Select], None], where: str) -> None:
     unowned: dict[int, int] = {}
 
-    def select(version: int, listing: Listing) -> list[IptablesRule]:
+    def select(version: int, listing: ChainList) -> list[IptablesRule]:
         unowned[version] = iptables_rules.count_unowned(listing)
         return iptables_rules.rules_for_gc(network, valid, listing, _list_stale_interfaces(listing))
 
@@ -216,7 +216,7 @@ def _gc(network: str, valid: Collection[Attachment], delete_selected: Callable[[
 
 
 def _delete_legacy(description: str, select: _Select) -> None:
-    def plan(version: int, listing: Listing) -> list[IptablesChange]:
+    def plan(version: int, listing: ChainList) -> list[IptablesChange]:
         return iptables_rules.changes_to_delete_rules(select(version, listing), listing)
 
     change_legacy(TABLE, plan, description)

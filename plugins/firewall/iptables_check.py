@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables import TOOLS
-from kernel.netfilter.iptables_rule import IptablesRule, Listing
+from kernel.netfilter.iptables_rule import ChainList, IptablesRule
 from kernel.netfilter.owned import REPAIR_HINT
 from plugins.firewall.iptables_rules import (
     ENDS,
@@ -26,7 +26,7 @@ from plugins.firewall.iptables_rules import (
 from plugins.firewall.spec import OPEN, FirewallSpec
 
 
-def check_rules(spec: FirewallSpec, version: int, listing: Listing) -> None:
+def check_rules(spec: FirewallSpec, version: int, listing: ChainList) -> None:
     """Raises CniError(999) for a rule that is missing, or that has no effect because of its position."""
     if spec.accepts:
         _demand(FORWARD_JUMP, version, listing, "FORWARD rule")
@@ -38,7 +38,7 @@ def check_rules(spec: FirewallSpec, version: int, listing: Listing) -> None:
         _check_policy(spec, version, listing)
 
 
-def _check_policy(spec: FirewallSpec, version: int, listing: Listing) -> None:
+def _check_policy(spec: FirewallSpec, version: int, listing: ChainList) -> None:
     entries = [normalize(rule) for rule in listing.rules(ENTRY)]
     _demand(ISOLATION_JUMP, version, entries, "FORWARD rule")
     if FORWARD_JUMP in entries and entries.index(FORWARD_JUMP) < entries.index(ISOLATION_JUMP):
@@ -54,7 +54,7 @@ def _check_policy(spec: FirewallSpec, version: int, listing: Listing) -> None:
             raise _error(f'rule [{_render(rule)}] of ingressPolicy "isolated" exists, too ({TOOLS[version]})')
 
 
-def _demand(rule: IptablesRule, version: int, existing: Listing | Sequence[IptablesRule], what: str) -> None:
+def _demand(rule: IptablesRule, version: int, existing: ChainList | Sequence[IptablesRule], what: str) -> None:
     if rule not in existing:
         raise _error(f"expected {what} [{_render(rule)}] not found ({TOOLS[version]})")
 

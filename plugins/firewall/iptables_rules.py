@@ -28,9 +28,9 @@ from cni.address import Address, as_network
 from cni.conf import Attachment
 from kernel.netfilter.iptables_rule import (
     COMMENT_MAX,
+    ChainList,
     IptablesChange,
     IptablesRule,
-    Listing,
     comment_match,
     network_text,
 )
@@ -135,7 +135,7 @@ def record_rule(spec: FirewallSpec, address: Address) -> IptablesRule:
     return IptablesRule(OWNERS, f"-s {network_text(as_network(address))} {comment}")
 
 
-def parse_records(listing: Listing) -> list[OwnerRecord]:
+def parse_records(listing: ChainList) -> list[OwnerRecord]:
     """Returns the records in a listing."""
     matches = ((rule, _RECORD.fullmatch(rule.spec)) for rule in listing.rules(OWNERS))
     return [OwnerRecord(ip_address(match[1]), rule.comment, rule) for rule, match in matches if match]
@@ -165,7 +165,7 @@ def accepted_addresses(spec: FirewallSpec, version: int) -> list[Address]:
     return [address for address in spec.addresses if address.version == version and spec.accepts]
 
 
-def changes_for_add(spec: FirewallSpec, version: int, listing: Listing, is_stale: IsStale) -> list[IptablesChange]:
+def changes_for_add(spec: FirewallSpec, version: int, listing: ChainList, is_stale: IsStale) -> list[IptablesChange]:
     """Returns the changes that create the rules of `spec`, once and in position.
 
     `listing` has this plugin's chains, and the rules in FORWARD that jump to them.
@@ -183,7 +183,7 @@ def changes_for_add(spec: FirewallSpec, version: int, listing: Listing, is_stale
 
 
 def rules_for_del(
-    spec: FirewallSpec, version: int, listing: Listing, stale_interfaces: Collection[str], is_stale: IsStale
+    spec: FirewallSpec, version: int, listing: ChainList, stale_interfaces: Collection[str], is_stale: IsStale
 ) -> list[IptablesRule]:
     """Returns the rules that an attachment's DEL deletes: those of the addresses in `spec` and in its records.
 
@@ -199,7 +199,7 @@ def rules_for_del(
 
 
 def rules_for_gc(
-    network: str, valid: Iterable[Attachment], listing: Listing, stale_interfaces: Collection[str]
+    network: str, valid: Iterable[Attachment], listing: ChainList, stale_interfaces: Collection[str]
 ) -> list[IptablesRule]:
     """Returns the rules that GC deletes: records of attachments not in `valid`, rules of addresses without others."""
     valid_comments = {owner_text(network, item) for item in valid}
@@ -208,21 +208,21 @@ def rules_for_gc(
     return _removable_rules(listing, records, stale, {item.address for item in stale}, stale_interfaces)
 
 
-def count_unowned(listing: Listing) -> int:
+def count_unowned(listing: ChainList) -> int:
     """Returns the number of address rules without a record."""
     recorded = {item.address for item in parse_records(listing)}
     addresses = map(address_of, listing.rules(FORWARD))
     return sum(address not in recorded for address in addresses if address)
 
 
-def changes_to_delete_rules(rules: Collection[IptablesRule], listing: Listing) -> list[IptablesChange]:
+def changes_to_delete_rules(rules: Collection[IptablesRule], listing: ChainList) -> list[IptablesChange]:
     """Returns the changes that delete rules, and with the last record its chain."""
     is_last = OWNERS in listing.chains and set(rules).issuperset(listing.rules(OWNERS))
     return [*map(IptablesChange.delete, rules), *([IptablesChange.delete_chain(OWNERS)] if is_last else [])]
 
 
 def _removable_rules(
-    listing: Listing,
+    listing: ChainList,
     records: list[OwnerRecord],
     stale: set[OwnerRecord],
     addresses: set[Address],
@@ -237,7 +237,7 @@ def _removable_rules(
     ]
 
 
-def _jump_changes(spec: FirewallSpec, listing: Listing) -> list[IptablesChange]:
+def _jump_changes(spec: FirewallSpec, listing: ChainList) -> list[IptablesChange]:
     """Returns the changes that put both jumps into FORWARD once, the policies' jump before the accepting one.
 
     A correct jump keeps its position, since rules of other programs may depend on it. If parallel ADDs created a jump
@@ -255,7 +255,7 @@ def _jump_changes(spec: FirewallSpec, listing: Listing) -> list[IptablesChange]:
     return [*changes, *map(IptablesChange.delete, isolating), IptablesChange.insert(ISOLATION_JUMP)]
 
 
-def _address_changes(spec: FirewallSpec, version: int, listing: Listing, is_stale: IsStale) -> list[IptablesChange]:
+def _address_changes(spec: FirewallSpec, version: int, listing: ChainList, is_stale: IsStale) -> list[IptablesChange]:
     """Returns the changes that accept the addresses, and delete the stale records of other attachments.
 
     Another record of the same network is stale, since a network allocates an address to one attachment at a time.
@@ -269,7 +269,7 @@ def _address_changes(spec: FirewallSpec, version: int, listing: Listing, is_stal
     return [*map(IptablesChange.append, missing), *map(IptablesChange.delete, stale)]
 
 
-def _policy_changes(spec: FirewallSpec, listing: Listing) -> list[IptablesChange]:
+def _policy_changes(spec: FirewallSpec, listing: ChainList) -> list[IptablesChange]:
     """Returns the changes that put a bridge's rules first in their chains, once, and delete the other policy's rules.
 
     Parallel ADDs may have created them twice, as in _jump_changes.

@@ -14,7 +14,7 @@ from cni.conf import Attachment
 from kernel.netfilter import iptables, iptables_listing, nft, nft_rule
 from kernel.netfilter.iptables import NFPROTO
 from kernel.netfilter.iptables_expressions import RuleMatcher
-from kernel.netfilter.iptables_rule import IptablesRule, Listing
+from kernel.netfilter.iptables_rule import ChainList, IptablesRule
 from kernel.netfilter.nft import Chain, NftSocket, Table
 from plugins.firewall.iptables_rules import (
     ENTRY,
@@ -50,7 +50,7 @@ class ExistingRule:
     rule: IptablesRule | None
 
 
-def get_listings(spec: FirewallSpec) -> dict[int, Listing]:
+def get_listings(spec: FirewallSpec) -> dict[int, ChainList]:
     """Returns for each IP version the chains and rules that matter to `spec`.
 
     Uses one netlink socket; runs a program for each version that netlink cannot list. Raises RefusedError for a chain
@@ -72,9 +72,9 @@ def get_listings(spec: FirewallSpec) -> dict[int, Listing]:
     return listings | iptables.list_chains(chains_for_program, TABLE)
 
 
-def to_listing(chains: Iterable[str], rules: Iterable[ExistingRule]) -> Listing:
+def to_listing(chains: Iterable[str], rules: Iterable[ExistingRule]) -> ChainList:
     """Returns chains and rules as a listing, without rules of unknown form."""
-    return Listing.of(chains, [item.rule for item in rules if item.rule])
+    return ChainList.of(chains, [item.rule for item in rules if item.rule])
 
 
 def get_state_for_del(socket: NftSocket, spec: FirewallSpec, version: int) -> tuple[dict[str, int], list[ExistingRule]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cni.conf import Attachment
 from kernel.netfilter import iptables, nft_owner, nft_set
-from kernel.netfilter.iptables_rule import Listing
+from kernel.netfilter.iptables_rule import ChainList
 from kernel.netfilter.nft import Chain, NftSocket, Table
 from kernel.netfilter.owned import FIREWALL, IPTABLES, NFTABLES, OwnedRule
 from plugins.firewall import iptables_rules, iptables_state, nftables_records
@@ -43,7 +43,7 @@ def owner_keys(network: str, attachment: Attachment) -> tuple[bytes, ...]:
     return _comment_key(iptables_rules.owner_text(network, attachment)), nft_owner.owner_id(network, *attachment)
 
 
-def _parse_listing(listing: Listing, where: str) -> list[OwnedRule]:
+def _parse_listing(listing: ChainList, where: str) -> list[OwnedRule]:
     owned = []
     for record in iptables_rules.parse_records(listing):
         network, attachment = record.owner or ("", Attachment("", ""))

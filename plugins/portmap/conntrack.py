@@ -16,7 +16,7 @@ from cni.address import Address
 from kernel import route
 from kernel.errors import KernelError
 from kernel.netfilter import conntrack, nft
-from kernel.netfilter.conntrack import Flow
+from kernel.netfilter.conntrack import TrackedFlow
 from kernel.netfilter.nft import NftSocket
 from kernel.rtnl import Socket
 from plugins.portmap.conf import HostPorts, PortMapping
@@ -80,7 +80,7 @@ def _pod_endpoints(host_ports: HostPorts, version: int) -> set[tuple[Address, in
     return {(pod.ip, mapping.container_port) for mapping in _udp_mappings(host_ports, version)} if pod else set()
 
 
-def _select_flows(version: int, mappings: list[PortMapping], flows: list[Flow]) -> list[Flow]:
+def _select_flows(version: int, mappings: list[PortMapping], flows: list[TrackedFlow]) -> list[TrackedFlow]:
     """Returns the flows to a mapping's host address; if it has none, to any address of this host.
 
     Reads the host's addresses only if there are flows.
@@ -90,7 +90,7 @@ def _select_flows(version: int, mappings: list[PortMapping], flows: list[Flow]) 
     with Socket() as socket:
         local = route.list_local_networks(socket, version)
 
-    def is_to(mapping: PortMapping, flow: Flow) -> bool:
+    def is_to(mapping: PortMapping, flow: TrackedFlow) -> bool:
         if mapping.host_port != flow.port:
             return False
         bound_ip = mapping.bound_ip

@@ -28,7 +28,7 @@ from cni.errors import CniError, Code, UnchangedError, run_all
 from kernel.netfilter import iptables, iptables_chains, iptables_nft, nft
 from kernel.netfilter.iptables_chains import TABLE, ChainScheme
 from kernel.netfilter.iptables_program import LineSyntaxError, RefusedError, UnusableError
-from kernel.netfilter.iptables_rule import IptablesChange, Listing
+from kernel.netfilter.iptables_rule import ChainList, IptablesChange
 from kernel.netfilter.nft import Chain, NftSocket
 from plugins.portmap import iptables_check, iptables_rules, iptables_state, other_interfaces
 from plugins.portmap.conf import HostPorts
@@ -140,7 +140,7 @@ def delete_legacy(host_ports: HostPorts) -> None:
     """
     schemes = _chain_schemes(host_ports)
 
-    def plan(version: int, listing: Listing) -> list[IptablesChange]:
+    def plan(version: int, listing: ChainList) -> list[IptablesChange]:
         changes = iptables_rules.changes_to_delete_interface_rules(
             host_ports, _get_other_addresses(host_ports, {version: listing}), listing
         )
@@ -179,7 +179,7 @@ def _chain_names(network: str, valid: Iterable[Attachment]) -> frozenset[str]:
     return frozenset(scheme.name(network, item.container_id) for item in valid for scheme in (DNAT_CHAINS, OLD_CHAINS))
 
 
-def _get_listings(host_ports: HostPorts, *, with_container_rules: bool = False) -> dict[int, Listing]:
+def _get_listings(host_ports: HostPorts, *, with_container_rules: bool = False) -> dict[int, ChainList]:
     """Returns the existing rules of each IP version; for CHECK `with_container_rules`.
 
     Runs iptables-restore for each IP version whose rules netlink cannot list in full. That fails if another process
@@ -202,12 +202,14 @@ def _get_listings(host_ports: HostPorts, *, with_container_rules: bool = False) 
                 raise
             previous = states
             continue
-        return {version: state.listing | listed_by_program.get(version, Listing()) for version, state in states.items()}
+        return {
+            version: state.listing | listed_by_program.get(version, ChainList()) for version, state in states.items()
+        }
     hint = "nft monitor shows which process keeps changing it"
     raise CniError(Code.TRY_AGAIN_LATER, f"table {TABLE} of iptables changed each time while it was read", hint)
 
 
-def _compute_changes(host_ports: HostPorts, listings: Mapping[int, Listing]) -> dict[int, list[IptablesChange]]:
+def _compute_changes(host_ports: HostPorts, listings: Mapping[int, ChainList]) -> dict[int, list[IptablesChange]]:
     other_addresses = _get_other_addresses(host_ports, listings)
     return {
         version: iptables_rules.changes_for_add(host_ports, other_addresses, version, listing)
@@ -217,7 +219,7 @@ def _compute_changes(host_ports: HostPorts, listings: Mapping[int, Listing]) -> 
 
 def _apply_changes(
     host_ports: HostPorts,
-    listings: Mapping[int, Listing],
+    listings: Mapping[int, ChainList],
     changes: Mapping[int, list[IptablesChange]],
     *,
     may_fail: bool,
@@ -239,7 +241,7 @@ def _apply_changes(
         raise
 
 
-def _get_other_addresses(host_ports: HostPorts, listings: Mapping[int, Listing]) -> frozenset[Address]:
+def _get_other_addresses(host_ports: HostPorts, listings: Mapping[int, ChainList]) -> frozenset[Address]:
     """Returns the addresses of the container's other interfaces; none if all rules forward to this interface."""
     addresses = {address.ip for address in host_ports.addresses.values()}
     if all(iptables_rules.dnat_addresses(host_ports, listing) <= addresses for listing in listings.values()):
@@ -248,7 +250,7 @@ def _get_other_addresses(host_ports: HostPorts, listings: Mapping[int, Listing])
 
 
 def _conditions_error(
-    host_ports: HostPorts, listings: Mapping[int, Listing], error: LineSyntaxError
+    host_ports: HostPorts, listings: Mapping[int, ChainList], error: LineSyntaxError
 ) -> CniError | None:
     """Returns an error that names the conditions if iptables-restore accepts the rules without them, else None."""
     version = error.family

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from attachment.prev_result import RECREATE_HINT
 from cni.errors import CniError, Code
 from kernel.netfilter.iptables_chains import missing_error
-from kernel.netfilter.iptables_rule import IptablesRule, Listing
+from kernel.netfilter.iptables_rule import ChainList, IptablesRule
 from plugins.portmap import other_interfaces
 from plugins.portmap.conf import HostPorts, PortMapping
 from plugins.portmap.iptables_rules import (
@@ -34,14 +34,14 @@ def rules_to_check(host_ports: HostPorts, version: int) -> list[IptablesRule]:
     return desired_jump_rules(host_ports, version) if host_ports.conditions.get(version) else []
 
 
-def check_chains(host_ports: HostPorts, version: int, listing: Listing) -> None:
+def check_chains(host_ports: HostPorts, version: int, listing: ChainList) -> None:
     """Raises CniError(999) if a chain is missing."""
     for chain in (*shared_chains(host_ports), chain_name(host_ports)):
         if chain not in listing.chains:
             raise _missing(f"chain {chain}", version)
 
 
-def check_rules(host_ports: HostPorts, version: int, listing: Listing) -> None:
+def check_rules(host_ports: HostPorts, version: int, listing: ChainList) -> None:
     """Raises CniError(999) if a chain or rule is missing, and ShadowedError if a rule of another container comes first.
 
     `listing.confirmed` counts `rules_to_check`.
@@ -57,7 +57,7 @@ def check_rules(host_ports: HostPorts, version: int, listing: Listing) -> None:
     _check_not_shadowed(host_ports, version, listing, existing)
 
 
-def _check_chain(host_ports: HostPorts, version: int, listing: Listing) -> None:
+def _check_chain(host_ports: HostPorts, version: int, listing: ChainList) -> None:
     """Checks the rules of the container's chain: mappings in order, with the mark rules before the DNAT rule."""
     existing = listing.rules(chain_name(host_ports))
     first_positions = {rule: position for position, rule in reversed([*enumerate(existing)])}
@@ -115,7 +115,7 @@ def _check_jump_rules(host_ports: HostPorts, version: int, confirmed: int, exist
             raise _missing(f"rule {rule}", version)
 
 
-def _check_not_shadowed(host_ports: HostPorts, version: int, listing: Listing, existing: Sequence[JumpRule]) -> None:
+def _check_not_shadowed(host_ports: HostPorts, version: int, listing: ChainList, existing: Sequence[JumpRule]) -> None:
     """Raises ShadowedError if another container's jump rule for the same packets comes before this container's."""
     chain = chain_name(host_ports)
     first_positions = {jump_rule: position for position, jump_rule in reversed([*enumerate(existing)])}

@@ -25,9 +25,9 @@ from cni.errors import CniError, Code
 from kernel.netfilter.iptables import TOOLS
 from kernel.netfilter.iptables_chains import TABLE, ChainScheme, parse_owner
 from kernel.netfilter.iptables_rule import (
+    ChainList,
     IptablesChange,
     IptablesRule,
-    Listing,
     address_text,
     comment_match,
     network_text,
@@ -157,7 +157,7 @@ class ChainRule(NamedTuple):
             return None
 
 
-def parse_chain_rules(listing: Listing, chain: str) -> list[ChainRule]:
+def parse_chain_rules(listing: ChainList, chain: str) -> list[ChainRule]:
     """Returns the rules of a container's chain that have the form that ADD creates, in order; skips other rules."""
     return [parsed for rule in listing.rules(chain) if (parsed := parse_chain_rule(rule))]
 
@@ -186,7 +186,7 @@ class JumpRule(NamedTuple):
     container_id: str
 
 
-def parse_jump_rules(listing: Listing) -> list[JumpRule]:
+def parse_jump_rules(listing: ChainList) -> list[JumpRule]:
     """Returns the rules of CNI-HOSTPORT-DNAT, in order."""
     return [parse_jump_rule(rule) for rule in listing.rules(DNAT)]
 
@@ -204,7 +204,7 @@ def parse_jump_rule(rule: IptablesRule) -> JumpRule:
 
 
 def changes_for_add(
-    host_ports: HostPorts, other_addresses: Collection[Address], version: int, listing: Listing
+    host_ports: HostPorts, other_addresses: Collection[Address], version: int, listing: ChainList
 ) -> list[IptablesChange]:
     """Returns the changes that create the missing rules of `host_ports`, each in its position.
 
@@ -233,7 +233,7 @@ def changes_for_add(
 
 
 def changes_to_delete_interface_rules(
-    host_ports: HostPorts, other_addresses: Collection[Address], listing: Listing
+    host_ports: HostPorts, other_addresses: Collection[Address], listing: ChainList
 ) -> list[IptablesChange]:
     """Returns the changes that delete the container's rules but keep those that forward to `other_addresses`.
 
@@ -257,7 +257,7 @@ def changes_to_delete_interface_rules(
 
 
 def foreign_rules(
-    host_ports: HostPorts, version: int, listing: Listing, jump_rules: Iterable[JumpRule]
+    host_ports: HostPorts, version: int, listing: ChainList, jump_rules: Iterable[JumpRule]
 ) -> list[tuple[JumpRule, ForeignRule]]:
     """Returns the foreign rules for the ports of `host_ports`, in order, each with the jump rule to its chain.
 
@@ -285,12 +285,12 @@ def foreign_rules(
     return rules
 
 
-def dnat_addresses(host_ports: HostPorts, listing: Listing) -> set[Address]:
+def dnat_addresses(host_ports: HostPorts, listing: ChainList) -> set[Address]:
     """Returns the addresses to which the container's chain forwards."""
     return {rule.dnat_ip for rule in parse_chain_rules(listing, chain_name(host_ports)) if rule.dnat_ip}
 
 
-def _refuse_foreign_chain(host_ports: HostPorts, listing: Listing) -> None:
+def _refuse_foreign_chain(host_ports: HostPorts, listing: ChainList) -> None:
     """Raises CniError(999) if a jump rule to the container's chain names another owner.
 
     The chain's name is a hash of network name and container ID without a separator, so two owners can have one name.
@@ -311,14 +311,14 @@ def _refuse_foreign_chain(host_ports: HostPorts, listing: Listing) -> None:
             )
 
 
-def _missing_mark_chain(host_ports: HostPorts, version: int, listing: Listing) -> str:
+def _missing_mark_chain(host_ports: HostPorts, version: int, listing: ChainList) -> str:
     chain = host_ports.external_mark_chain
     if not chain or chain in listing.chains:
         return ""
     return chain if any(mark_rules for _, mark_rules, _ in desired_chain_rules(host_ports, version)) else ""
 
 
-def _rules_to_keep(host_ports: HostPorts, other_addresses: Collection[Address], listing: Listing) -> list[ChainRule]:
+def _rules_to_keep(host_ports: HostPorts, other_addresses: Collection[Address], listing: ChainList) -> list[ChainRule]:
     """Returns the DNAT rules that forward to `other_addresses`, and the mark rules of the same ports."""
     existing = parse_chain_rules(listing, chain_name(host_ports))
     forwarding = [rule for rule in existing if rule.target == "DNAT" and rule.dnat_ip in other_addresses]
@@ -331,14 +331,16 @@ def _rules_to_keep(host_ports: HostPorts, other_addresses: Collection[Address], 
 
 
 def _chain_changes(
-    host_ports: HostPorts, version: int, listing: Listing, kept: Sequence[IptablesRule]
+    host_ports: HostPorts, version: int, listing: ChainList, kept: Sequence[IptablesRule]
 ) -> list[IptablesChange]:
     chain = chain_name(host_ports)
     start = IptablesChange.flush_chain(chain) if chain in listing.chains else IptablesChange.new_chain(chain)
     return [start, *map(IptablesChange.append, dict.fromkeys((*kept, *all_chain_rules(host_ports, version))))]
 
 
-def _jump_rule_changes(host_ports: HostPorts, version: int, listing: Listing, *, replace: bool) -> list[IptablesChange]:
+def _jump_rule_changes(
+    host_ports: HostPorts, version: int, listing: ChainList, *, replace: bool
+) -> list[IptablesChange]:
     """Returns the changes that create the missing jump rules; with `replace`, deletes the existing ones first.
 
     Jump rules keep their position, unless rules of containers that are no longer running come before them.

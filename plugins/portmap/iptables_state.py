@@ -14,7 +14,7 @@ from kernel.netfilter import iptables, nft
 from kernel.netfilter.iptables_chains import TABLE
 from kernel.netfilter.iptables_expressions import match_rules, select_equal
 from kernel.netfilter.iptables_nft import TABLES
-from kernel.netfilter.iptables_rule import IptablesRule, Listing
+from kernel.netfilter.iptables_rule import ChainList, IptablesRule
 from kernel.netfilter.nft import Chain, NftSocket
 from kernel.rtnl import Request
 from plugins.portmap.conf import HostPorts
@@ -47,7 +47,7 @@ class TableState:
     """
 
     is_sufficient: bool
-    listing: Listing = field(default_factory=Listing)
+    listing: ChainList = field(default_factory=ChainList)
     chains: tuple[str, ...] = ()
 
     @property
@@ -151,14 +151,14 @@ def _get_state(
         and not unrecognised
         and (recognised := _list_container_rules(socket, host_ports, version, candidates_for_ports))
     ):
-        return TableState(is_sufficient=True, listing=Listing.of(present, [*shared, *recognised]))
+        return TableState(is_sufficient=True, listing=ChainList.of(present, [*shared, *recognised]))
     is_sufficient = not unrecognised and not candidates_for_ports and chain_name(host_ports) not in present
     pattern = DNAT_CHAINS.jump_pattern
     targets = [name.decode() for candidate in candidates_for_ports for name in pattern.findall(candidate.expressions)]
     needed = [name for name in (chain_name(host_ports), DNAT) if name in present]
     return TableState(
         is_sufficient and not with_container_rules,
-        Listing.of(present, shared),
+        ChainList.of(present, shared),
         tuple(dict.fromkeys((*needed, *unrecognised, *targets))),
     )
 

@@ -18,7 +18,7 @@ from kernel import link, sysctl
 from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.netfilter import iptables, iptables_chains, iptables_rule, nft, nft_rule
-from kernel.netfilter.iptables_rule import IptablesChange, Listing, comment_match, quoted
+from kernel.netfilter.iptables_rule import ChainList, IptablesChange, comment_match, quoted
 from kernel.netfilter.nft import Chain, Hook, NftRule, NftSocket
 from kernel.netfilter.nft_rule import DROP
 from kernel.rtnl import Request, Socket
@@ -99,7 +99,7 @@ def remove(socket: NftSocket, host_veth: str = "", kept_interfaces: Collection[s
 def remove_legacy(host_veth: str = "", kept_interfaces: Collection[str] = ()) -> None:
     """Deletes from iptables-legacy the guards that remove() deletes from nftables; raises CniError."""
 
-    def plan(family: int, listing: Listing) -> list[IptablesChange]:
+    def plan(family: int, listing: ChainList) -> list[IptablesChange]:
         guards = {rule: name for rule in listing.rules(_PREROUTING) if (name := _interface_of_guard(rule))}
         missing, disabled = _disable_and_find_unneeded(guards.values(), host_veth, kept_interfaces)
         return [IptablesChange.delete(rule) for rule, name in guards.items() if name in missing or name in disabled]

@@ -16,7 +16,7 @@ from kernel.route_copy import TableRoute
 from kernel.rule import PolicyRule
 from plugins.sbr import routes
 from plugins.sbr.conf import SbrConf
-from plugins.sbr.state import State, tables_of
+from plugins.sbr.state import SandboxState, tables_of
 
 _HINT = f"restore it with podwire repair, or {RECREATE_HINT}"
 
@@ -28,7 +28,7 @@ def check_rules(rules: Sequence[PolicyRule], ips: Sequence[IPConfig], table: int
             raise internal(f"Expected rule from {ip.address.ip} lookup {table} is missing", _HINT)
 
 
-def check_tables(state: State, link: Link, conf: SbrConf, prev_result: Result, ips: Sequence[IPConfig]) -> None:
+def check_tables(state: SandboxState, link: Link, conf: SbrConf, prev_result: Result, ips: Sequence[IPConfig]) -> None:
     """Checks that each address has a rule whose table has its subnet, its default route and its routes of prevResult.
 
     A default route may have another gateway than prevResult names, but not another one than "gateways". Raises

@@ -22,7 +22,7 @@ from kernel.rtnl import Socket
 from plugins.sbr import check, plan, removal
 from plugins.sbr import conf as sbr_conf
 from plugins.sbr.conf import SbrConf
-from plugins.sbr.state import State, get_state, list_rules
+from plugins.sbr.state import SandboxState, get_state, list_rules
 from process import record
 from process.undo import Undo
 
@@ -125,7 +125,7 @@ def _check(sandbox: Sandbox, conf: SbrConf, prev_result: Result, ips: list[IPCon
         check.check_tables(state, container_link, conf, prev_result, ips)
 
 
-def _get_state(sandbox: Sandbox) -> tuple[State, Link]:
+def _get_state(sandbox: Sandbox) -> tuple[SandboxState, Link]:
     """Reads rules and routes; returns them and the interface. Raises KernelError, and CniError(999) without one."""
     state = get_state(sandbox.socket, sandbox.ifname)
     if state.link is None:

@@ -20,7 +20,7 @@ from kernel.rtnl import Request, Socket
 from kernel.rule import PolicyRule
 from plugins.sbr import routes
 from plugins.sbr.conf import SbrConf
-from plugins.sbr.state import State, tables_of
+from plugins.sbr.state import SandboxState, tables_of
 from plugins.sbr.tables import Tables
 from process.undo import Undo
 
@@ -39,7 +39,7 @@ class SbrChanges(NamedTuple):
     removals: list[ReversibleRequest]
 
 
-def build(state: State, link: Link, conf: SbrConf, prev_result: Result, ips: Sequence[IPConfig]) -> SbrChanges:
+def build(state: SandboxState, link: Link, conf: SbrConf, prev_result: Result, ips: Sequence[IPConfig]) -> SbrChanges:
     """Returns the changes that make the interface's traffic use a table for each address.
 
     What exists already is left alone, so a repeated ADD changes nothing.

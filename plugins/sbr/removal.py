@@ -13,7 +13,7 @@ from cni.result import IPConfig, Result
 from kernel import address, route_copy, rule
 from kernel.rtnl import Request
 from kernel.rule import PolicyRule
-from plugins.sbr.state import State, get_state, is_choosable
+from plugins.sbr.state import SandboxState, get_state, is_choosable
 from plugins.sbr.tables import Tables
 
 
@@ -41,7 +41,7 @@ def remove(sandbox: Sandbox, prev_result: Result | None, table: int | None) -> N
         sandbox.socket.change(*requests)
 
 
-def _is_ours(state: State, item: PolicyRule, table: int | None) -> bool:
+def _is_ours(state: SandboxState, item: PolicyRule, table: int | None) -> bool:
     """Returns whether a rule for one of the attachment's addresses is sbr's."""
     if table is not None:
         return item.table == table
@@ -50,7 +50,7 @@ def _is_ours(state: State, item: PolicyRule, table: int | None) -> bool:
     return is_choosable(item.table) and (not routes or through_interface)
 
 
-def _stale_tables(state: State, prev_result: Result | None, ips: Iterable[IPConfig]) -> set[int]:
+def _stale_tables(state: SandboxState, prev_result: Result | None, ips: Iterable[IPConfig]) -> set[int]:
     """Returns the tables of the addresses whose rules are missing."""
     tables, stale = Tables(state, prev_result or Result()), set()
     for ip in ips:
@@ -59,7 +59,7 @@ def _stale_tables(state: State, prev_result: Result | None, ips: Iterable[IPConf
     return stale
 
 
-def _route_requests(state: State, tables: set[int]) -> list[Request]:
+def _route_requests(state: SandboxState, tables: set[int]) -> list[Request]:
     """Returns requests that delete the interface's routes from `tables`."""
     return [
         route_copy.delete_request(route, route.table)
@@ -68,7 +68,7 @@ def _route_requests(state: State, tables: set[int]) -> list[Request]:
     ]
 
 
-def _assigned(sandbox: Sandbox, state: State) -> list[IPConfig]:
+def _assigned(sandbox: Sandbox, state: SandboxState) -> list[IPConfig]:
     """Returns the addresses of the interface, [] if it does not exist."""
     if state.link is None:
         return []

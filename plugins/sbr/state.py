@@ -18,7 +18,7 @@ _RESERVED = frozenset((253, TABLE_MAIN, 255))  # tables default, main and local 
 
 
 @dataclass(frozen=True)
-class State:
+class SandboxState:
     """The interface (None if it no longer exists), and all rules and routes of the sandbox."""
 
     link: Link | None
@@ -44,11 +44,11 @@ class State:
         ]
 
 
-def get_state(socket: Socket, ifname: str) -> State:
+def get_state(socket: Socket, ifname: str) -> SandboxState:
     """Reads interface, rules and routes; raises KernelError."""
     container_link, rules = socket.get(link.by_name_request(ifname), rule.list_request())
     routes = socket.dump(route_copy.list_request(), merge_key=lambda message: route_copy.from_message(message).identity)
-    return State(
+    return SandboxState(
         link.from_message(container_link) if container_link else None,
         tuple(map(rule.from_message, rules)),
         tuple(map(route_copy.from_message, routes)),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from cni.result import IPConfig, Result
 from kernel.route_copy import TableRoute
-from plugins.sbr.state import State, is_choosable, tables_of
+from plugins.sbr.state import SandboxState, is_choosable, tables_of
 
 
 class Tables:
     """The tables of one attachment, each chosen once."""
 
-    def __init__(self, state: State, prev_result: Result) -> None:
+    def __init__(self, state: SandboxState, prev_result: Result) -> None:
         self._state = state
         named = {item.table for item in prev_result.routes if item.table}  # IPAM's routes, perhaps for another plugin
         self._in_rules = {item.table for item in state.rules} | named

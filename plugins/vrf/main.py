@@ -25,7 +25,7 @@ from kernel.vrf import Vrf
 from plugins.vrf import conf as vrf_conf
 from plugins.vrf import device, membership, tables
 from plugins.vrf.conf import VrfConf
-from plugins.vrf.membership import Destination
+from plugins.vrf.membership import VrfTarget
 from process.undo import Undo
 
 _NO_PREV_RESULT = "missing prevResult from earlier plugin"
@@ -137,7 +137,7 @@ def _add(sandbox: Sandbox, conf: VrfConf, undo: Undo) -> None:
         f'take "{interface.name}" out of VRF {conf.name}',
         partial(membership.move, sandbox, interface, saved, membership.MAIN),
     )
-    membership.move(sandbox, interface, saved, Destination(target.index, target.name, target.table))
+    membership.move(sandbox, interface, saved, VrfTarget(target.index, target.name, target.table))
 
 
 def _lock(namespace: Netns) -> None:

@@ -46,7 +46,7 @@ class SavedInterface:
 
 
 @dataclass(frozen=True)
-class Destination:
+class VrfTarget:
     """A VRF device, or no device: its ifindex (0 for none), name, and routing table."""
 
     index: int
@@ -54,7 +54,7 @@ class Destination:
     table: int
 
 
-MAIN = Destination(0, "", TABLE_MAIN)
+MAIN = VrfTarget(0, "", TABLE_MAIN)
 
 
 def save(interface: Link, addresses: Sequence[AddressCopy], routes: Sequence[TableRoute]) -> SavedInterface:
@@ -69,7 +69,7 @@ def save(interface: Link, addresses: Sequence[AddressCopy], routes: Sequence[Tab
     )
 
 
-def move(sandbox: Sandbox, interface: Link, saved: SavedInterface, to: Destination) -> None:
+def move(sandbox: Sandbox, interface: Link, saved: SavedInterface, to: VrfTarget) -> None:
     """Makes the interface a port of a VRF device, or of none, and adds its addresses and routes again.
 
     Returns when the IPv6 addresses are usable, which routes with a source address need. Raises KernelError, and
@@ -93,7 +93,7 @@ def move(sandbox: Sandbox, interface: Link, saved: SavedInterface, to: Destinati
                 socket.change(*requests)
 
 
-def _route_requests(interface: Link, saved: SavedInterface, to: Destination) -> Iterator[Request]:
+def _route_requests(interface: Link, saved: SavedInterface, to: VrfTarget) -> Iterator[Request]:
     """Yields the requests that add routes again, those without gateways first: gateways must be reachable.
 
     Each request adds its route before others to the same destination, so the order is reversed. Of a route with next

@@ -39,7 +39,7 @@ def write(path: str, tar: bytes, env: Mapping[str, str]) -> None:
 def _compress(tar: bytes, env: Mapping[str, str]) -> bytes:
     if program := find_program("gzip", env.get("PATH", "")):
         with suppress(OSError):
-            (outcome,) = child.run(child.Command((program, "-c"), {}, tar))
+            (outcome,) = child.run(child.ChildCommand((program, "-c"), {}, tar))
             if outcome.status == 0:
                 return outcome.stdout
     return _store(tar)

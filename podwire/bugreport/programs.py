@@ -66,7 +66,7 @@ def run(commands: Sequence[Sequence[str]], env: Mapping[str, str], limit_s: floa
         raise PartError(f"this host has no program {', '.join(missing)}")
     kept = {"PATH": ":".join(PROGRAM_DIRECTORIES), "LC_ALL": "C"}
     runnable = [
-        child.Command((path, *words[1:]), kept, capture_stderr=True)
+        child.ChildCommand((path, *words[1:]), kept, capture_stderr=True)
         for path, words in zip(paths, commands, strict=True)
     ]
     try:

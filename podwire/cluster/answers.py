@@ -90,7 +90,7 @@ class NodeEntry:
 
 
 @dataclass(frozen=True)
-class Block:
+class ClaimedBlock:
     """A claimed block. `owner_record_digest` is that of its owner's entry, also if there is none."""
 
     block: Network
@@ -120,14 +120,14 @@ class ClusterFault:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class StoreContent:
     """The content of the store."""
 
     has_space: bool
     epoch: str
     pools: tuple[ClusterPool, ...]
     nodes: tuple[NodeEntry, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[ClaimedBlock, ...]
     findings: tuple[ClusterFault, ...]
     document: Document
 
@@ -142,7 +142,7 @@ class Cluster:
         return next((item for item in self.nodes if item.id == node), None)
 
 
-def find_node(cluster: Cluster, name: str) -> tuple[str, str]:
+def find_node(cluster: StoreContent, name: str) -> tuple[str, str]:
     """Returns ID and name of a node; raises CniError(3) if no node or several nodes have the name."""
     nodes = cluster.nodes_named(name)
     if len(nodes) > 1:
@@ -170,11 +170,11 @@ def read_local_report(socket: str) -> LocalReport:
     )
 
 
-def read_cluster(socket: str) -> Cluster:
+def read_cluster(socket: str) -> StoreContent:
     """Requests all blocks and entries; raises CniError, and StoreError if the store does not answer."""
     document = agent_socket.get(socket, "/pools/cluster")
     fields = Fields(document, context=f"the answer of podwire-agent at {socket}")
-    return Cluster(
+    return StoreContent(
         has_space=fields.has("space"),
         epoch=fields.section("space").string("epoch"),
         pools=tuple(map(_pool, fields.objects("pools"))),
@@ -224,8 +224,8 @@ def _node(fields: Fields) -> NodeEntry:
     )
 
 
-def _block(fields: Fields) -> Block:
-    return Block(
+def _block(fields: Fields) -> ClaimedBlock:
+    return ClaimedBlock(
         block=_network(fields, "block"),
         pool=fields.string("pool"),
         owner=fields.string("owner"),

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from podwire.cluster.answers import Cluster, ClusterPool, LocalBlock, LocalReport, Version
+from podwire.cluster.answers import ClusterPool, LocalBlock, LocalReport, StoreContent, Version
 from podwire.output import plural
 
 GRANTED = "granted"
@@ -42,7 +42,7 @@ class Explanation:
     unseen: list[str] = field(default_factory=list)
 
 
-def explain(node: str, name: str, local: LocalReport, cluster: Cluster | None, store_problem: str) -> Explanation:
+def explain(node: str, name: str, local: LocalReport, cluster: StoreContent | None, store_problem: str) -> Explanation:
     """Returns why a node, this one or another, has no address; `cluster` is None if the store does not answer."""
     answer = Explanation(node, name)
     if node == local.node:
@@ -105,7 +105,7 @@ def _find_full_blocks(network: str, pool: str, blocks: list[LocalBlock]) -> Iter
             yield Reason(describe_lost(block), FIX_OF_LOST)
 
 
-def _add_record(answer: Explanation, node: str, cluster: Cluster) -> None:
+def _add_record(answer: Explanation, node: str, cluster: StoreContent) -> None:
     entry = cluster.node(node)
     if entry is None:
         answer.reasons.append(Reason(f"node {node} has no entry in the store: it is not registered", _AGENT_FIX))
@@ -119,7 +119,7 @@ def _add_record(answer: Explanation, node: str, cluster: Cluster) -> None:
         )
 
 
-def _add_old_epochs(answer: Explanation, node: str, cluster: Cluster) -> None:
+def _add_old_epochs(answer: Explanation, node: str, cluster: StoreContent) -> None:
     """Adds the nodes of another epoch: no node claims blocks until all have registered in the present one."""
     waiting = [item for item in cluster.nodes if item.epoch != cluster.epoch]
     for item in waiting[:_MOST]:
@@ -137,7 +137,7 @@ def _add_old_epochs(answer: Explanation, node: str, cluster: Cluster) -> None:
         answer.reasons.append(Reason(f"{rest} of another epoch", "podwire ipam verify --cluster"))
 
 
-def _add_pools(answer: Explanation, node: str, local: LocalReport, cluster: Cluster) -> None:
+def _add_pools(answer: Explanation, node: str, local: LocalReport, cluster: StoreContent) -> None:
     if not cluster.has_space or not cluster.pools:
         answer.reasons.append(Reason("the store has no pools", "podwire ipam pools --set FILE"))
     known = {pool.name for pool in cluster.pools}
@@ -173,7 +173,7 @@ def _describe_blocks_of_pool(pool: ClusterPool) -> str:
     return ", ".join(texts)
 
 
-def _describe_exhausted_pool(pool: ClusterPool, version: Version, cluster: Cluster) -> Reason:
+def _describe_exhausted_pool(pool: ClusterPool, version: Version, cluster: StoreContent) -> Reason:
     owners = Counter(
         block.owner_name
         for block in cluster.blocks

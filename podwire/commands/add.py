@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 
 from cni.errors import CniError, Code
 from podwire import networks
-from podwire.command import Command, Context, Status, conf_dir, require_root
+from podwire.command import Command, Context, ExitStatus, conf_dir, require_root
 from podwire.commands.attachment_options import (
     JSON,
     NETNS,
@@ -25,7 +25,7 @@ from podwire.verbs import dry_run, network_list, printing, target
 from podwire.verbs.invoke import PodArgs
 
 
-def _add(context: Context, options: Namespace) -> Status:
+def _add(context: Context, options: Namespace) -> ExitStatus:
     require_valid_options(context, options)
     require_root(context, "add")
     network = networks.get_network(conf_dir(context, options), options.network)
@@ -35,7 +35,7 @@ def _add(context: Context, options: Namespace) -> Status:
         return _attach(context, options, network, netns)
 
 
-def _attach(context: Context, options: Namespace, network: Network, netns: str) -> Status:
+def _attach(context: Context, options: Namespace, network: Network, netns: str) -> ExitStatus:
     known = find_known(context, options)
     if known:
         where = f"as container {known.attachment.container_id}, {known.attachment.ifname}"
@@ -58,10 +58,10 @@ def _attach(context: Context, options: Namespace, network: Network, netns: str) 
             else "nothing remains: DEL was run for every plugin"
         )
         context.out.print(f"{pod.netns} was not attached; {remains}")
-    return Status.WRONG if runtime.failed else Status.FINE
+    return ExitStatus.WRONG if runtime.failed else ExitStatus.FINE
 
 
-def _try_in_copy(context: Context, options: Namespace, network: Network, pod: PodArgs) -> Status:
+def _try_in_copy(context: Context, options: Namespace, network: Network, pod: PodArgs) -> ExitStatus:
     runtime = build_runtime(context, options, dry_run=True)
     copy = dry_run.enter(network, *(layer.cache_dir for layer in runtime.layers))
     runtime.serve = dry_run.runner_in(context.plugins, copy)
@@ -75,7 +75,7 @@ def _try_in_copy(context: Context, options: Namespace, network: Network, pod: Po
     context.out.print(
         "Nothing was changed: the plugins ran in a copy of the host. The real ADD creates other MAC addresses."
     )
-    return Status.WRONG if runtime.failed else Status.FINE
+    return ExitStatus.WRONG if runtime.failed else ExitStatus.FINE
 
 
 def _add_arguments(parser: ArgumentParser) -> None:

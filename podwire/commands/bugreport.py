@@ -17,7 +17,7 @@ from podwire.bugreport import archive
 from podwire.bugreport.limits import PartError
 from podwire.bugreport.parts import ReportPart, Sources
 from podwire.bugreport.redaction import Redaction
-from podwire.command import Command, Context, Status, add_bin_dir, add_json, bin_dirs, places, require_root
+from podwire.command import Command, Context, ExitStatus, add_bin_dir, add_json, bin_dirs, places, require_root
 from podwire.commands.show import add_places
 from podwire.output import Cell, format_time, plural
 from process.version import __version__
@@ -54,7 +54,7 @@ class _Collected:
         return {"name": self.name, "bytes": len(self.data), "ms": self.ms, "error": self.error}
 
 
-def _run(context: Context, options: Namespace) -> Status:
+def _run(context: Context, options: Namespace) -> ExitStatus:
     require_root(context, "bugreport")
     path = os.path.abspath(options.file)
     if not os.path.isdir(os.path.dirname(path)):
@@ -80,7 +80,7 @@ def _run(context: Context, options: Namespace) -> Status:
     size = os.stat(path).st_size
     context.out.print_json({"file": path, "bytes": size, **report})
     _print(context, path, size, collected, redaction.left_out)
-    return Status.INCOMPLETE if failed else Status.FINE
+    return ExitStatus.INCOMPLETE if failed else ExitStatus.FINE
 
 
 def _collect(part: ReportPart, context: Context) -> _Collected:

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from cni.errors import CniError, Code
 from podwire import networks
-from podwire.command import Command, Context, Status, conf_dir, layers, require_root
+from podwire.command import Command, Context, ExitStatus, conf_dir, layers, require_root
 from podwire.commands.attachment_options import (
     JSON,
     KNOWN,
@@ -24,7 +24,7 @@ from podwire.layers import describe_caches
 from podwire.verbs import network_list, target
 
 
-def _check(context: Context, options: Namespace) -> Status:
+def _check(context: Context, options: Namespace) -> ExitStatus:
     require_valid_options(context, options)
     require_root(context, "check")
     known = find_known(context, options)
@@ -45,7 +45,7 @@ def _check(context: Context, options: Namespace) -> Status:
     if network.disable_check:
         context.out.print(f'nothing was checked: network "{network.name}" sets disableCheck')
     print_outcome(context, runtime, network, pod)
-    return Status.WRONG if runtime.failed else Status.FINE
+    return ExitStatus.WRONG if runtime.failed else ExitStatus.FINE
 
 
 CHECK = Command(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from cni.errors import CniError
 from kernel.netns import NAMED
 from podwire import attachments, networks
-from podwire.command import CONF_DIR, CONF_DIR_VARIABLE, Command, Context, Status
+from podwire.command import CONF_DIR, CONF_DIR_VARIABLE, Command, Context, ExitStatus
 from podwire.command_tree import command_tree, completions
 from podwire.layers import CACHE_DIR, Layer, read_layers
 
@@ -47,10 +47,10 @@ complete -c podwire -f -a '(__podwire_words)'
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
-def _complete(context: Context, options: Namespace) -> Status:
+def _complete(context: Context, options: Namespace) -> ExitStatus:
     if options.what != "words":
         context.out.print_block(_SCRIPTS[options.what])
-        return Status.FINE
+        return ExitStatus.FINE
     words = options.word[1:] if options.word[:1] == ["--"] else options.word
     directory = _option(words, "--conf-dir") or context.env.get(CONF_DIR_VARIABLE) or CONF_DIR
     sources = {
@@ -62,7 +62,7 @@ def _complete(context: Context, options: Namespace) -> Status:
     }
     for word in completions(command_tree(context.parser), words, sources):
         context.out.print(word)
-    return Status.FINE
+    return ExitStatus.FINE
 
 
 def _option(words: Sequence[str], name: str) -> str:

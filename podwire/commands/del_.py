@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 
 from cni.errors import Code
 from podwire import attachments
-from podwire.command import Command, Context, Status, UsageError, places, require_root
+from podwire.command import Command, Context, ExitStatus, UsageError, places, require_root
 from podwire.commands.attachment_options import (
     JSON,
     KNOWN,
@@ -24,7 +24,7 @@ from podwire.layers import describe_caches
 from podwire.verbs import network_list, target
 
 
-def _del(context: Context, options: Namespace) -> Status:
+def _del(context: Context, options: Namespace) -> ExitStatus:
     require_valid_options(context, options)
     require_root(context, "del")
     if not (options.netns or options.container_id):
@@ -45,7 +45,7 @@ def _del(context: Context, options: Namespace) -> Status:
         )
     if known and options.dry_run and not runtime.failed:
         context.out.print(f"{known.path} would be removed")
-    return Status.WRONG if runtime.failed else Status.FINE
+    return ExitStatus.WRONG if runtime.failed else ExitStatus.FINE
 
 
 def _del_arguments(parser: ArgumentParser) -> None:

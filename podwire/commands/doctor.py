@@ -13,7 +13,7 @@ from cni.errors import Code
 from podwire.command import (
     Command,
     Context,
-    Status,
+    ExitStatus,
     UsageError,
     add_bin_dir,
     add_cache_dir,
@@ -27,7 +27,7 @@ from podwire.command import (
 from podwire.doctor import fixing, packets
 from podwire.doctor.checks import run_checks
 from podwire.doctor.finding import UNSEEN, Check, Finding, Severity
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.doctor.packets import Packets
 from podwire.layers import CACHE_DIR
 from podwire.output import Cell, Output, plural
@@ -75,7 +75,7 @@ def _arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def _run(context: Context, options: Namespace) -> Status:
+def _run(context: Context, options: Namespace) -> ExitStatus:
     findings = _fix(context, options) if options.fix else _check(context, options)
     complete = all(finding.name != UNSEEN.name for _, finding in findings)
     if context.out.as_json:
@@ -87,7 +87,7 @@ def _run(context: Context, options: Namespace) -> Status:
 
 def _check(context: Context, options: Namespace) -> Findings:
     """Reads the node and runs all checks."""
-    node = Node(
+    node = CheckedNode(
         context.plugins,
         context.env,
         places(context, options),

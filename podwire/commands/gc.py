@@ -8,7 +8,7 @@ from cni.conf import Attachment
 from cni.errors import CniError, Code
 from podwire import attachments
 from podwire.attachments import CachedAttachment
-from podwire.command import Command, Context, Status, places, require_root
+from podwire.command import Command, Context, ExitStatus, places, require_root
 from podwire.commands.attachment_options import add_dry_run, add_explain, add_options, build_runtime
 from podwire.flannel import is_flannel
 from podwire.layers import Layer
@@ -25,7 +25,7 @@ from podwire.verbs.running_attachments import RunningAttachments
 _LISTED = 5  # released addresses
 
 
-def _gc(context: Context, options: Namespace) -> Status:
+def _gc(context: Context, options: Namespace) -> ExitStatus:
     require_root(context, "gc")
     where = places(context, options)
     network = attachments.find_network(where.conf_dir, where.layers, options.network)
@@ -61,7 +61,7 @@ def _gc(context: Context, options: Namespace) -> Status:
         steps = [step.to_json() for step in runtime.done]
         lists = {"kept": _to_json(running.valid()), "deleted": _to_json(deleted), "released": released}
         context.out.print_json({"network": network.name, **lists, "steps": steps})
-    return Status.WRONG if runtime.failed else Status.FINE
+    return ExitStatus.WRONG if runtime.failed else ExitStatus.FINE
 
 
 def _print_counts(context: Context, running: RunningAttachments, number: int, gone: int) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from podwire.command import Command, Context, Status
+from podwire.command import Command, Context, ExitStatus
 
 
-def _help(context: Context, options: Namespace) -> Status:
+def _help(context: Context, options: Namespace) -> ExitStatus:
     context.parser.parse_args([*options.words, "--help"])  # prints, and ends in SystemExit
-    return Status.FINE
+    return ExitStatus.FINE
 
 
 def _arguments(parser: ArgumentParser) -> None:

@@ -21,7 +21,7 @@ from podwire.command import (
     CONF_DIR,
     Command,
     Context,
-    Status,
+    ExitStatus,
     UsageError,
     add_cache_dir,
     add_conf_dir,
@@ -85,7 +85,7 @@ def _add_install(parser: ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help=force)
 
 
-def _install(context: Context, options: Namespace) -> Status:
+def _install(context: Context, options: Namespace) -> ExitStatus:
     skel.block_signals()
     directory = _directory(context, options)
     content = _content(options)
@@ -118,7 +118,7 @@ def _install(context: Context, options: Namespace) -> Status:
     for runtime in runtimes.list_installed(context.env):
         for line in _about(runtime, directory, written_to):
             context.out.print(line)
-    return Status.FINE
+    return ExitStatus.FINE
 
 
 def _advice(change: RangeChange, options: Namespace) -> str:
@@ -155,7 +155,7 @@ def _about(runtime: Runtime, directory: Directory, written_to: str) -> Iterator[
         yield f"{runtime.name} reads networks from {runtime.conf_dir}: repeat this command with {option}"
 
 
-def _uninstall(context: Context, options: Namespace) -> Status:
+def _uninstall(context: Context, options: Namespace) -> ExitStatus:
     skel.block_signals()
     directory = _directory(context, options)
     try:
@@ -172,7 +172,7 @@ def _uninstall(context: Context, options: Namespace) -> Status:
             tool = quote(os.path.join(path, "podwire"))
             fix = PACKAGE_FIX if is_packaged(path, directory.names) else f"{tool} uninstall --bin-dir {quote(path)}"
             context.out.print(f"podwire is also in {path}; to remove it there: {fix}")
-    return Status.FINE
+    return ExitStatus.FINE
 
 
 def _count_dependent_pods(directory: Directory, caches: Sequence[Layer]) -> int:

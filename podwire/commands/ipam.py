@@ -13,7 +13,7 @@ from cni.errors import CniError, Code
 from podwire.command import (
     Command,
     Context,
-    Status,
+    ExitStatus,
     UsageError,
     add_json,
     add_parser,
@@ -110,7 +110,7 @@ _EXAMPLES = {
 }
 
 
-def _list(context: Context, options: Namespace) -> Status:
+def _list(context: Context, options: Namespace) -> ExitStatus:
     snapshot = read_snapshot(places(context, options), options.network, rules=False)
     items, unseen = list(reservations.entries(snapshot, options.network)), _unseen(snapshot, options.network)
     leases, unreadable = dhcp_leases.read_leases(_dhcp_directories(snapshot), options.network)
@@ -165,7 +165,7 @@ def _row(line: ListedReservation) -> list[Text]:
     ]
 
 
-def _verify(context: Context, options: Namespace) -> Status:
+def _verify(context: Context, options: Namespace) -> ExitStatus:
     if options.cluster:
         return ipam_cluster.verify(context, options)
     snapshot = read_snapshot(places(context, options), options.network, rules=False)
@@ -203,7 +203,7 @@ def _print(
             context.out.print(Cell(f"{number} reservations, nothing wrong", "good"))
 
 
-def _free(context: Context, options: Namespace) -> Status:
+def _free(context: Context, options: Namespace) -> ExitStatus:
     where = places(context, options)
     require_root(context, "ipam free")
     network = _network(options)
@@ -213,7 +213,7 @@ def _free(context: Context, options: Namespace) -> Status:
     freed = [item.to_json() for item in results if not item.reason]
     context.out.print_json({"freed": freed, "kept": [item.to_json() for item in results if item.reason]})
     _print_outcomes(context, results, where)
-    return Status.WRONG if any(item.reason for item in results) else Status.FINE
+    return ExitStatus.WRONG if any(item.reason for item in results) else ExitStatus.FINE
 
 
 def _print_outcomes(context: Context, results: list[ReleaseOutcome], where: Directories) -> None:
@@ -288,7 +288,7 @@ def _add(
     name: str,
     summary: str,
     about: str,
-    run: Callable[[Context, Namespace], Status],
+    run: Callable[[Context, Namespace], ExitStatus],
 ) -> ArgumentParser:
     subparser = add_parser(commands, name, summary, about, _EXAMPLES[name])
     if name == "free":
@@ -301,8 +301,8 @@ def _add(
     return subparser
 
 
-def _run(context: Context, options: Namespace) -> Status:
-    run: Callable[[Context, Namespace], Status] = options.subcommand
+def _run(context: Context, options: Namespace) -> ExitStatus:
+    run: Callable[[Context, Namespace], ExitStatus] = options.subcommand
     return run(context, options)
 
 

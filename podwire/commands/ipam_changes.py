@@ -15,8 +15,8 @@ from cni.errors import CniError, Code
 from cni.fields import Fields
 from podwire import confirming
 from podwire.cluster import agent_socket
-from podwire.cluster.answers import Cluster, find_node, read_cluster, read_local_report
-from podwire.command import Context, Status, UsageError
+from podwire.cluster.answers import StoreContent, find_node, read_cluster, read_local_report
+from podwire.command import Context, ExitStatus, UsageError
 from podwire.output import Cell, plural
 from process import files
 
@@ -32,7 +32,7 @@ cannot notice the restore, and may claim blocks that other nodes have claimed si
 on all other nodes before the restore (podwire ipam recover --help); pods keep running and keep their addresses."""
 
 
-def set_pools(context: Context, options: Namespace) -> Status:
+def set_pools(context: Context, options: Namespace) -> ExitStatus:
     """Creates or replaces the pools with those of a file."""
     _require_confirmation_option(context, confirmed=options.yes, option="--yes")
     request: dict[str, object] = {"pools": _read_pools(options.set)}
@@ -51,7 +51,7 @@ def set_pools(context: Context, options: Namespace) -> Status:
     context.out.print_json({"before": change.raw("before"), "after": change.raw("after"), "difference": lines})
     if lines:
         context.out.print(Cell("changed", "good"))
-    return Status.FINE
+    return ExitStatus.FINE
 
 
 def _read_pools(path: str) -> list[object]:
@@ -96,7 +96,7 @@ def _shown(pool: Mapping[str, object]) -> str:
     return gojson.dumps({key: value for key, value in pool.items() if key != "name" and value != []})
 
 
-def reclaim(context: Context, options: Namespace) -> Status:
+def reclaim(context: Context, options: Namespace) -> ExitStatus:
     """Prints which blocks of a node would become free; with --powered-off declares it dead and frees them."""
     cluster = read_cluster(options.socket)
     node, name = find_node(cluster, options.node)
@@ -113,7 +113,7 @@ def reclaim(context: Context, options: Namespace) -> Status:
         names = [str(block.block) for block in blocks]
         context.out.print_json({"node": node, "name": name, "record": record, "blocks": names})
         context.out.print("Nothing was changed. Only while the machine is off:", Cell(line, "bold"))
-        return Status.FINE
+        return ExitStatus.FINE
     _require_confirmation_option(context, confirmed=options.record, option=f"--record {record}")
     if options.record is None:
         word = name or node
@@ -124,7 +124,7 @@ def reclaim(context: Context, options: Namespace) -> Status:
     return _print_reclaimed(context, Fields(answer), answer)
 
 
-def _print_plan(context: Context, cluster: Cluster, node: str, name: str) -> None:
+def _print_plan(context: Context, cluster: StoreContent, node: str, name: str) -> None:
     out, entry = context.out, cluster.node(node)
     blocks = [str(block.block) for block in cluster.blocks if block.owner == node]
     out.print(f"node {name or '-'} ({node}): {entry.state if entry else 'no entry'}, {plural(len(blocks), 'block')}")
@@ -136,16 +136,16 @@ def _print_plan(context: Context, cluster: Cluster, node: str, name: str) -> Non
     out.print_block(_STATEMENT)
 
 
-def _print_reclaimed(context: Context, answer: Fields, document: Mapping[str, object]) -> Status:
+def _print_reclaimed(context: Context, answer: Fields, document: Mapping[str, object]) -> ExitStatus:
     freed, problem = answer.strings("freed"), answer.string("problem")
     context.out.print_json(document)
     context.out.print(Cell(f"declared dead; {plural(len(freed), 'block')} free", "good"), *freed)
     if problem:
         context.out.print(Cell(problem, "bad"))
-    return Status.WRONG if problem else Status.FINE
+    return ExitStatus.WRONG if problem else ExitStatus.FINE
 
 
-def recover(context: Context, options: Namespace) -> Status:
+def recover(context: Context, options: Namespace) -> ExitStatus:
     """Begins a new epoch after a restore of the store."""
     _require_confirmation_option(context, confirmed=options.yes, option="--yes")
     cluster = read_cluster(options.socket)
@@ -165,7 +165,7 @@ def recover(context: Context, options: Namespace) -> Status:
     context.out.print(Cell(f"epoch {answer.string('epoch')} has begun", "good"))
     context.out.print("Start podwire-agent on all nodes. No node claims blocks before all have registered:")
     context.out.print("  podwire ipam verify --cluster")
-    return Status.FINE
+    return ExitStatus.FINE
 
 
 def _require_confirmation_option(context: Context, *, confirmed: object, option: str) -> None:

@@ -13,15 +13,15 @@ from cni.errors import CniError, Code
 from podwire.cluster import agent_socket, local_check, why
 from podwire.cluster.agent_socket import StoreError
 from podwire.cluster.answers import (
-    Block,
-    Cluster,
+    ClaimedBlock,
     ClusterFault,
     LocalReport,
+    StoreContent,
     find_node,
     read_cluster,
     read_local_report,
 )
-from podwire.command import Context, Status, UsageError, exit_status, places
+from podwire.command import Context, ExitStatus, UsageError, exit_status, places
 from podwire.node import reservations
 from podwire.node.inspection import read_snapshot
 from podwire.node.reservations import ListedReservation, ReservationState
@@ -41,13 +41,13 @@ def add_socket(parser: ArgumentParser) -> None:
     )
 
 
-def pools(context: Context, options: Namespace) -> Status:
+def pools(context: Context, options: Namespace) -> ExitStatus:
     """Prints the pools with their numbers."""
     cluster = read_cluster(options.socket)
     context.out.print_json({key: cluster.document.get(key) for key in ("space", "pools", "nodes")})
     if not cluster.pools:
         context.out.print("the store has no pools; to create them: podwire ipam pools --set FILE")
-        return Status.FINE
+        return ExitStatus.FINE
     rows: list[list[Text]] = []
     for pool in cluster.pools:
         first: list[Text] = [pool.name, pool.mode]
@@ -65,10 +65,10 @@ def pools(context: Context, options: Namespace) -> Status:
     if waiting:
         text = f"{plural(waiting, 'node')} of another epoch: no blocks are claimed now; podwire ipam verify --cluster"
         context.out.print(Cell(text, "warning"))
-    return Status.FINE
+    return ExitStatus.FINE
 
 
-def blocks(context: Context, options: Namespace) -> Status:
+def blocks(context: Context, options: Namespace) -> ExitStatus:
     """Prints the claimed blocks of all nodes, or those of a node or pool."""
     cluster = read_cluster(options.socket)
     if options.pool and options.pool not in {pool.name for pool in cluster.pools}:
@@ -87,10 +87,10 @@ def blocks(context: Context, options: Namespace) -> Status:
         context.out.print_table(titles, [_row(block, cluster) for block in chosen])
     else:
         context.out.print("no blocks are claimed")
-    return Status.FINE
+    return ExitStatus.FINE
 
 
-def _row(block: Block, cluster: Cluster) -> list[Text]:
+def _row(block: ClaimedBlock, cluster: StoreContent) -> list[Text]:
     node = cluster.node(block.owner)
     owner_state = node.state if node else "no entry"
     state = "damaged" if block.problem else "draining" if block.draining else "claimed"
@@ -107,7 +107,7 @@ def _row(block: Block, cluster: Cluster) -> list[Text]:
     ]
 
 
-def who(context: Context, options: Namespace) -> Status:
+def who(context: Context, options: Namespace) -> ExitStatus:
     """Prints which node has an address, and, for this node, which pod."""
     try:
         address: Address = ip_address(options.address)
@@ -117,7 +117,7 @@ def who(context: Context, options: Namespace) -> Status:
     local = read_local_report(options.socket)
     mine = next((block for block in local.blocks if address in block.block), None)
     unseen: list[str] = []
-    cluster: Cluster | None = None
+    cluster: StoreContent | None = None
     try:
         cluster = read_cluster(options.socket)
     except StoreError as error:
@@ -140,7 +140,9 @@ def who(context: Context, options: Namespace) -> Status:
     return exit_status(wrong=False, complete=not unseen)
 
 
-def _place(address: Address, local: LocalReport, cluster: Cluster | None, owned: Block | None) -> dict[str, object]:
+def _place(
+    address: Address, local: LocalReport, cluster: StoreContent | None, owned: ClaimedBlock | None
+) -> dict[str, object]:
     """Returns pool, block and owner of an address; raises CniError(3) if no pool contains it."""
     if owned:
         token = {"epoch": owned.epoch, "generation": owned.generation, "since": owned.since}
@@ -167,7 +169,7 @@ def _is_of(entry: ListedReservation, address: Address, networks: set[str]) -> bo
 
 
 def _print_who(
-    context: Context, document: dict[str, object], owned: Block | None, entry: ListedReservation | None
+    context: Context, document: dict[str, object], owned: ClaimedBlock | None, entry: ListedReservation | None
 ) -> None:
     out = context.out
     out.print(f"{document['address']}: pool {document['pool'] or '(none)'}, block {document['block']}")
@@ -186,10 +188,10 @@ def _print_who(
         out.print(f"pod {entry.pod or '(unknown)'}, network {entry.network}, container {owner}, {entry.state}")
 
 
-def explain(context: Context, options: Namespace) -> Status:
+def explain(context: Context, options: Namespace) -> ExitStatus:
     """Prints why a node has no address."""
     local = read_local_report(options.socket)
-    cluster: Cluster | None = None
+    cluster: StoreContent | None = None
     problem = ""
     try:
         cluster = read_cluster(options.socket)
@@ -228,7 +230,7 @@ def _print_why(context: Context, answer: why.Explanation, *, is_here: bool) -> N
         context.out.print("no reason in the store")
 
 
-def verify(context: Context, options: Namespace) -> Status:
+def verify(context: Context, options: Namespace) -> ExitStatus:
     """Prints the faults of blocks and entries of the whole cluster, and of this node's reservations."""
     if options.network:
         raise UsageError(Code.INVALID_ENVIRONMENT, "--cluster is for all networks", "podwire ipam verify --cluster")

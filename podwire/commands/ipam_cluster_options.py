@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Callable
 
-from podwire.command import Context, Status, add_json, add_parser
+from podwire.command import Context, ExitStatus, add_json, add_parser
 from podwire.commands import ipam_changes, ipam_cluster
 from podwire.commands.show import add_places
 
@@ -134,7 +134,7 @@ def _add(
     name: str,
     summary: str,
     about: str,
-    run: Callable[[Context, Namespace], Status],
+    run: Callable[[Context, Namespace], ExitStatus],
 ) -> ArgumentParser:
     subparser = add_parser(commands, name, summary, about, EXAMPLES[name])
     ipam_cluster.add_socket(subparser)
@@ -147,5 +147,5 @@ def _add_yes(parser: ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
-def _pools(context: Context, options: Namespace) -> Status:
+def _pools(context: Context, options: Namespace) -> ExitStatus:
     return (ipam_changes.set_pools if options.set else ipam_cluster.pools)(context, options)

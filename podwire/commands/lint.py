@@ -11,7 +11,7 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 
 from cni.errors import CniError, Code
-from podwire.command import Command, Context, Status, add_bin_dir, add_conf_dir, add_json, bin_dirs, conf_dir
+from podwire.command import Command, Context, ExitStatus, add_bin_dir, add_conf_dir, add_json, bin_dirs, conf_dir
 from podwire.lint import directory, source
 from podwire.lint.directory import LintResult
 from podwire.lint.source import LintSeverity, SourceFile
@@ -23,7 +23,7 @@ _BAD = (LintSeverity.ERROR, LintSeverity.WARNING)
 _MOST_BYTES = 32 << 20  # the longest file for --nad
 
 
-def _run(context: Context, options: Namespace) -> Status:
+def _run(context: Context, options: Namespace) -> ExitStatus:
     places = () if options.no_bin_dir else tuple(one for one in bin_dirs(context, options) if os.path.isdir(one))
     default = [] if options.nad else [conf_dir(context, options)]
     linted = [_lint(path, context, places) for path in options.paths or default]
@@ -34,7 +34,7 @@ def _run(context: Context, options: Namespace) -> Status:
     _print_json(context, linted, counts)
     _print(context, linted, counts)
     counted = tuple(LintSeverity) if options.strict else _BAD
-    return Status.WRONG if is_empty or any(counts[severity] for severity in counted) else Status.FINE
+    return ExitStatus.WRONG if is_empty or any(counts[severity] for severity in counted) else ExitStatus.FINE
 
 
 def _lint(path: str, context: Context, places: tuple[str, ...]) -> LintResult:

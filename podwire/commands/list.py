@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from podwire.command import Command, Context, Status, add_json
+from podwire.command import Command, Context, ExitStatus, add_json
 
 
-def _run(context: Context, options: Namespace) -> Status:
+def _run(context: Context, options: Namespace) -> ExitStatus:
     names = sorted(context.plugins)
     context.out.print_json(names)
     context.out.print_block("\n".join(names))
-    return Status.FINE
+    return ExitStatus.FINE
 
 
 COMMAND = Command(

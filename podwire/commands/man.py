@@ -5,13 +5,13 @@ from __future__ import annotations
 from argparse import Namespace
 
 from podwire import manual
-from podwire.command import Command, Context, Status
+from podwire.command import Command, Context, ExitStatus
 from podwire.command_tree import command_tree
 
 
-def _manual(context: Context, options: Namespace) -> Status:
+def _manual(context: Context, options: Namespace) -> ExitStatus:
     context.out.print_block(manual.render(command_tree(context.parser), context.parser.epilog or ""))
-    return Status.FINE
+    return ExitStatus.FINE
 
 
 MANUAL = Command(

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from cni import gojson
 from cni.errors import CniError, Code
 from podwire import logs
-from podwire.command import Command, Context, Status, UsageError, add_bin_dir, bin_dirs, places
+from podwire.command import Command, Context, ExitStatus, UsageError, add_bin_dir, bin_dirs, places
 from podwire.commands.show import add_places
 from podwire.doctor.checks import run_checks
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.metrics import exposition, node_metrics, verb_counts
-from podwire.metrics.exposition import GAUGE, Family, Sample
+from podwire.metrics.exposition import GAUGE, MetricFamily, Sample
 from podwire.metrics.verb_counts import VerbCounts
 from podwire.node.inspection import inspect_snapshot
 from process import durable
@@ -38,7 +38,7 @@ as it is now. systemd's units podwire-metrics.service and .timer run it each min
 Exit status: 0 the metrics are printed or written, whatever they say; 3 they could not be."""
 
 
-def _run(context: Context, options: Namespace) -> Status:
+def _run(context: Context, options: Namespace) -> ExitStatus:
     start = time.monotonic()
     if options.file and not options.file.endswith(_SUFFIX):
         raise UsageError(Code.INVALID_ENVIRONMENT, f"--file {options.file}: node-exporter reads only *{_SUFFIX}")
@@ -48,22 +48,22 @@ def _run(context: Context, options: Namespace) -> Status:
     text = exposition.render((*families, *_collection(time.monotonic() - start)))
     if not options.file:
         context.out.print_block(text)
-        return Status.FINE
+        return ExitStatus.FINE
     _write(state, gojson.dumps(counts.to_json()), 0o600)
     _write(options.file, text, 0o644)
-    return Status.FINE
+    return ExitStatus.FINE
 
 
-def _node(context: Context, options: Namespace) -> Iterator[Family]:
+def _node(context: Context, options: Namespace) -> Iterator[MetricFamily]:
     directories, path = places(context, options), bin_dirs(context, options)
     context.progress.show("reading the node")
-    doctor = Node(context.plugins, context.env, directories, path)
+    doctor = CheckedNode(context.plugins, context.env, directories, path)
     node, snapshot = inspect_snapshot(directories, doctor.checker)
     context.progress.show("checking the node")
     return node_metrics.families(node, snapshot, run_checks(doctor))
 
 
-def _verbs(context: Context, options: Namespace, counts: VerbCounts) -> Iterator[Family]:
+def _verbs(context: Context, options: Namespace, counts: VerbCounts) -> Iterator[MetricFamily]:
     """Yields the verbs in the logs; a log that cannot be read is a sample, since it hides verbs."""
     paths = [options.log] if options.log else logs.list_files(context.env, places(context, options))
     samples = []
@@ -75,18 +75,18 @@ def _verbs(context: Context, options: Namespace, counts: VerbCounts) -> Iterator
         else:
             samples.append(Sample({"path": path}, 1))
     yield from counts.families()
-    yield Family("podwire_log_readable", GAUGE, "Whether this log of the plugins could be read.", tuple(samples))
+    yield MetricFamily("podwire_log_readable", GAUGE, "Whether this log of the plugins could be read.", tuple(samples))
 
 
-def _collection(duration_s: float) -> Iterator[Family]:
-    yield Family("podwire_build_info", GAUGE, "The version of podwire.", (Sample({"version": __version__}, 1),))
-    yield Family(
+def _collection(duration_s: float) -> Iterator[MetricFamily]:
+    yield MetricFamily("podwire_build_info", GAUGE, "The version of podwire.", (Sample({"version": __version__}, 1),))
+    yield MetricFamily(
         "podwire_collection_duration_seconds",
         GAUGE,
         "Duration of this collection.",
         (Sample({}, round(duration_s, 3)),),
     )
-    yield Family(
+    yield MetricFamily(
         "podwire_collection_timestamp_seconds",
         GAUGE,
         "Time of this collection, in seconds since 1970.",

@@ -15,7 +15,7 @@ from podwire import attachments, networks
 from podwire.command import (
     Command,
     Context,
-    Status,
+    ExitStatus,
     add_bin_dir,
     add_cache_dir,
     add_conf_dir,
@@ -107,7 +107,7 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _run(context: Context, options: Namespace) -> Status:
+def _run(context: Context, options: Namespace) -> ExitStatus:
     skel.block_signals()
     require_root(context, "repair")
     caches = layers(context, options)
@@ -136,7 +136,7 @@ def _run(context: Context, options: Namespace) -> Status:
         context.out.print(Cell(f"not repaired: {text}; {attachments.MISSING_DELEGATES_FIX}", "bad"))
     _sum_up(context.out, [*outcomes.values()], unread, options, caches)
     bad = any(outcome.state in (*_BAD, MISSING) for outcome in outcomes.values())
-    return Status.WRONG if bad or unread or missing_delegates else Status.FINE
+    return ExitStatus.WRONG if bad or unread or missing_delegates else ExitStatus.FINE
 
 
 def _print_outcome(out: Output, outcome: RepairOutcome, options: Namespace) -> None:

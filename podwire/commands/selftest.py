@@ -8,8 +8,8 @@ from argparse import Namespace
 from collections.abc import Mapping
 
 from cni.errors import CniError, Code
-from kernel.private_node import Origin
-from podwire.command import Command, Context, Status, add_json, exit_status, require_root
+from kernel.private_node import OriginalNamespaces
+from podwire.command import Command, Context, ExitStatus, add_json, exit_status, require_root
 from podwire.output import Cell, Output, plural
 from podwire.selftest import facts, machine_state, run
 from podwire.selftest.node import PrivateNode
@@ -25,13 +25,13 @@ _SEND = (
 )
 
 
-def _run(context: Context, options: Namespace) -> Status:
+def _run(context: Context, options: Namespace) -> ExitStatus:
     require_root(context, "selftest")
     _require_executable()
     start = time.monotonic()
     described = {"podwire": __version__, **facts.read_facts()}
     _print_facts(context.out, described)
-    modules, before, origin = facts.list_modules(), machine_state.read_state(), Origin()
+    modules, before, origin = facts.list_modules(), machine_state.read_state(), OriginalNamespaces()
     try:
         reports = _run_trials(context, PrivateNode.enter(("podwire", *context.plugins)))
     finally:

@@ -16,7 +16,7 @@ from podwire.checking import Checker
 from podwire.command import (
     Command,
     Context,
-    Status,
+    ExitStatus,
     add_bin_dir,
     add_cache_dir,
     add_conf_dir,
@@ -27,7 +27,7 @@ from podwire.command import (
 )
 from podwire.doctor.checks import run_checks
 from podwire.doctor.finding import Severity
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.node.inspection import inspect_node
 from podwire.node.model import DOCUMENT, NodeInventory
 from podwire.output import Output
@@ -115,7 +115,7 @@ def _sort_help() -> str:
     return f"the order of attachments: {', '.join(selection.SORT_KEYS)} (network)"
 
 
-def _run(context: Context, options: Namespace) -> Status:
+def _run(context: Context, options: Namespace) -> ExitStatus:
     checker = Checker(context.plugins, context.env, bin_dirs(context, options))
     node = inspect_node(places(context, options), checker, options.network, context.progress.show)
     node = selection.select(node, options.pod, wrong=options.wrong)
@@ -137,7 +137,9 @@ def _run(context: Context, options: Namespace) -> Status:
 def _findings(context: Context, options: Namespace) -> tuple[PageFinding, ...]:
     """Returns doctor's findings, for the page."""
     context.progress.show("podwire doctor")
-    doctor = Node(context.plugins, context.env, places(context, options), bin_dirs(context, options), options.network)
+    doctor = CheckedNode(
+        context.plugins, context.env, places(context, options), bin_dirs(context, options), options.network
+    )
     return tuple(
         PageFinding(finding.severity.value, check.group, finding.name, finding.subject, finding.text, finding.fix)
         for check, finding in run_checks(doctor)

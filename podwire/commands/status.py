@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from podwire import networks
-from podwire.command import Command, Context, Status, conf_dir, require_root
+from podwire.command import Command, Context, ExitStatus, conf_dir, require_root
 from podwire.commands.attachment_options import add_explain, add_options, build_runtime
 from podwire.commands.version import supported_versions
 from podwire.networks import Network
@@ -14,7 +14,7 @@ from podwire.verbs import network_list
 from podwire.verbs.network_list import PluginRunner
 
 
-def _status(context: Context, options: Namespace) -> Status:
+def _status(context: Context, options: Namespace) -> ExitStatus:
     require_root(context, "status")
     directory = conf_dir(context, options)
     files = networks.read_directory(directory)
@@ -33,7 +33,7 @@ def _status(context: Context, options: Namespace) -> Status:
     if not files:
         context.out.print(Cell(f"there is no network in {directory}", "bad"))
     fine = bool(files) and all(report.get("ready") for report in reports)
-    return Status.FINE if fine else Status.WRONG
+    return ExitStatus.FINE if fine else ExitStatus.WRONG
 
 
 def _run_status(context: Context, runtime: PluginRunner, network: Network) -> dict[str, object]:

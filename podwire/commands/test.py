@@ -14,7 +14,7 @@ from podwire import attachments
 from podwire.command import (
     Command,
     Context,
-    Status,
+    ExitStatus,
     add_cache_dir,
     add_conf_dir,
     add_json,
@@ -27,7 +27,7 @@ from podwire.commands.trace import NEXT, print_suspect
 from podwire.node.inspection import read_snapshot
 from podwire.output import Cell, Output, plural
 from podwire.probe import paths
-from podwire.probe.run import PathState, Result, test_limits, test_pods
+from podwire.probe.run import PathResult, PathState, test_limits, test_pods
 from podwire.trace import outside, run
 from podwire.trace.topology import Topology, name_of
 from process import signals
@@ -79,14 +79,14 @@ def _arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def _run(context: Context, options: Namespace) -> Status:
+def _run(context: Context, options: Namespace) -> ExitStatus:
     require_root(context, "test")
     attachments.require_caches(layers(context, options))
     signals.block()
     run.delete_stale_tables()
     if options.every is None:
         return _round(context, options)
-    status = Status.FINE
+    status = ExitStatus.FINE
     try:
         while True:
             began_s = time.monotonic()
@@ -98,12 +98,12 @@ def _run(context: Context, options: Namespace) -> Status:
         return status
 
 
-def _round(context: Context, options: Namespace) -> Status:
+def _round(context: Context, options: Namespace) -> ExitStatus:
     """Tests once, and prints the results."""
     snapshot = read_snapshot(places(context, options), rules=False)
     unseen = [*snapshot.records.unread, *snapshot.kernel.unseen]
-    results: list[Result] = []
-    previous: Result | None = None
+    results: list[PathResult] = []
+    previous: PathResult | None = None
     with Topology(snapshot) as topology, ExitStack() as stack:
         names = [*options.pods, *options.pod]
         pods = [pod for name in names for pod in topology.attachments(name)] if names else list(topology.pods)
@@ -130,7 +130,7 @@ def _round(context: Context, options: Namespace) -> Status:
     return exit_status(wrong=bad, complete=not unseen)
 
 
-def _print(result: Result, previous: Result | None, topology: Topology, out: Output) -> None:
+def _print(result: PathResult, previous: PathResult | None, topology: Topology, out: Output) -> None:
     """Prints a line for a path, below the name of its pod, or second interface, if the line above is of another one."""
     path = result.path
     if previous is None or path.pod != previous.path.pod:
@@ -147,7 +147,7 @@ def _print(result: Result, previous: Result | None, topology: Topology, out: Out
         print_suspect(result.suspect, out, _INDENT)
 
 
-def _print_summary(out: Output, results: list[Result], pods: int, unseen: Iterable[str], *, timed: bool) -> None:
+def _print_summary(out: Output, results: list[PathResult], pods: int, unseen: Iterable[str], *, timed: bool) -> None:
     for text in unseen:
         out.print(Cell("not seen:", "warning"), text)
     counts = ", ".join(

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cni.errors import Code
-from podwire.command import Command, Context, Status, UsageError, add_json, places
+from podwire.command import Command, Context, ExitStatus, UsageError, add_json, places
 from podwire.commands.show import add_places
 from podwire.node.inspection import read_snapshot
 from podwire.node.model import AttachmentState, Pod, format_rate, short_id
@@ -82,7 +82,7 @@ class _Pods:
         return snapshot, tuple(pods)
 
 
-def _run(context: Context, options: Namespace) -> Status:
+def _run(context: Context, options: Namespace) -> ExitStatus:
     if options.interval < _LEAST_S:
         raise UsageError(Code.INVALID_ENVIRONMENT, f"--interval must be at least {_LEAST_S:g} s")
     out = context.out
@@ -90,13 +90,13 @@ def _run(context: Context, options: Namespace) -> Status:
     pods = _Pods(context, options)
     if is_live:
         _watch(pods, out, options)
-        return Status.FINE
+        return ExitStatus.FINE
     time.sleep(options.interval)  # the length of the measurement
     rates, now = pods.measure()
     rates.sort(key=_SORT_KEYS[options.sort])
     _print_json(rates, now, options.interval, out)
     _print(rates, now, out)
-    return Status.FINE
+    return ExitStatus.FINE
 
 
 def _watch(pods: _Pods, out: Output, options: Namespace) -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from podwire.command import (
     Command,
     Context,
-    Status,
+    ExitStatus,
     add_cache_dir,
     add_conf_dir,
     add_json,
@@ -60,7 +60,7 @@ def _arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def _run(context: Context, options: Namespace) -> Status:
+def _run(context: Context, options: Namespace) -> ExitStatus:
     require_root(context, "trace")
     desired = destination.parse(options.destination)
     run.delete_stale_tables()

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from cni import delegate, versions
 from cni.errors import CniError, Code
 from podwire import networks
-from podwire.command import Command, Context, Status, bin_dirs, conf_dir
+from podwire.command import Command, Context, ExitStatus, bin_dirs, conf_dir
 from podwire.commands.attachment_options import add_options
 from podwire.output import Cell, Text, span
 from podwire.verbs import origin
-from podwire.verbs.invoke import Call, PodArgs, environment, execute
+from podwire.verbs.invoke import PluginCall, PodArgs, environment, execute
 
 
-def _version(context: Context, options: Namespace) -> Status:
+def _version(context: Context, options: Namespace) -> ExitStatus:
     path = bin_dirs(context, options)
     names = options.plugin or _plugins_in_use(conf_dir(context, options))
     if not names:
@@ -24,7 +24,7 @@ def _version(context: Context, options: Namespace) -> Status:
     reports = [_inspect_plugin(context, name, path) for name in names]
     context.out.print_json(reports)
     context.out.print_table(("PLUGIN", "FILE", "CNI VERSIONS", "PROGRAM"), [_row(report) for report in reports])
-    return Status.WRONG if any("error" in report for report in reports) else Status.FINE
+    return ExitStatus.WRONG if any("error" in report for report in reports) else ExitStatus.FINE
 
 
 def supported_versions(answer: object) -> list[str]:
@@ -56,7 +56,7 @@ def _inspect_plugin(context: Context, name: str, path: tuple[str, ...]) -> dict[
     try:
         body["file"] = program = delegate.find(name, path)
         env = environment("VERSION", PodArgs(), context.env, path)
-        step = execute(Call(name, "VERSION", {"cniVersion": versions.CURRENT}, env, path))
+        step = execute(PluginCall(name, "VERSION", {"cniVersion": versions.CURRENT}, env, path))
         body["versions"] = supported_versions(step.result)
         line = origin.about(program, env)
         body["program"] = line or "unknown"

@@ -21,8 +21,8 @@ from ipam.host_local.store import ReservationStore
 from kernel import locks
 from kernel.netfilter import iptables_program
 from podwire.doctor.finding import UNSEEN, UNSEEN_FIX, Check, Fault, Finding, Severity, ok_finding
-from podwire.doctor.node import Interface, Node, mount_point, read_text
-from podwire.doctor.run import Run
+from podwire.doctor.node import CheckedNode, InterfaceConf, mount_point, read_text
+from podwire.doctor.shell_command import ShellCommand
 from podwire.flannel import is_flannel
 from podwire.output import plural
 
@@ -73,7 +73,7 @@ _HELD = Fault(
 )
 
 
-def _ranges(node: Node) -> Iterator[Finding]:
+def _ranges(node: CheckedNode) -> Iterator[Finding]:
     for item, store in _stores(node):
         cache = partial(ResultCache.read, item.network.name, *(layer.results_dir for layer in node.layers))
         try:
@@ -104,13 +104,13 @@ def _ranges(node: Node) -> Iterator[Finding]:
             )
 
 
-def _how_to_enlarge(item: Interface) -> str:
+def _how_to_enlarge(item: InterfaceConf) -> str:
     if any(map(is_flannel, item.network.plugins)):
         return "flannel takes the range from the node's podCIDR: give the node a larger one, or run fewer pods on it"
     return f'set a larger "subnet" in {item.network.path}'
 
 
-def _reserved(node: Node) -> Iterator[Finding]:
+def _reserved(node: CheckedNode) -> Iterator[Finding]:
     """Reports running pods' addresses without a reservation: one that podwire's own store would have."""
     for item, store in _stores(node):
         if not os.path.isdir(store.directory):
@@ -133,7 +133,7 @@ def _reserved(node: Node) -> Iterator[Finding]:
                     )
 
 
-def _usage(node: Node, item: Interface, range_set: RangeSet, by_cache: Usage) -> Usage:
+def _usage(node: CheckedNode, item: InterfaceConf, range_set: RangeSet, by_cache: Usage) -> Usage:
     """Returns the usage with the stale addresses by the snapshot, as `podwire gc` and `ipam verify` count them.
 
     By the cache alone, an ADD that is still running, or a running pod without an entry, would count as stale.
@@ -149,7 +149,7 @@ def _usage(node: Node, item: Interface, range_set: RangeSet, by_cache: Usage) ->
     return replace(by_cache, stale=sum(one.version == range_set.version and range_set.holds(int(one)) for one in gone))
 
 
-def _usable(node: Node) -> Iterator[Finding]:
+def _usable(node: CheckedNode) -> Iterator[Finding]:
     for item, store in _stores(node):
         finding = _unusable(item, store)
         if finding:
@@ -164,18 +164,18 @@ def _usable(node: Node) -> Iterator[Finding]:
             yield _FORGETFUL.finding(item.network.name, f"{store.directory} is on {kind}", fix)
 
 
-def _unusable(item: Interface, store: ReservationStore) -> Finding | None:
+def _unusable(item: InterfaceConf, store: ReservationStore) -> Finding | None:
     directory, name = _nearest(store.directory), item.network.name
     if not os.path.isdir(directory):
         return _UNUSABLE.finding(
-            name, f"{directory} is not a directory", Run(f"mv {quote(directory)} {quote(directory)}.old")
+            name, f"{directory} is not a directory", ShellCommand(f"mv {quote(directory)} {quote(directory)}.old")
         )
     about = os.statvfs(directory)
     if about.f_flag & os.ST_RDONLY:
         return _UNUSABLE.finding(
             name,
             f"{directory} is on a read-only file system",
-            Run(f"mount -o remount,rw {quote(mount_point(directory))}"),
+            ShellCommand(f"mount -o remount,rw {quote(mount_point(directory))}"),
         )
     if about.f_files and not about.f_favail:
         return _UNUSABLE.finding(
@@ -186,15 +186,15 @@ def _unusable(item: Interface, store: ReservationStore) -> Finding | None:
     owner = os.stat(directory)
     if owner.st_uid != 0 and owner.st_mode & 0o200 and os.geteuid() == 0:
         text = f"{directory} belongs to user {owner.st_uid}, who can change the reservations"
-        return _UNUSABLE.finding(name, text, Run(f"chown root: {quote(directory)}"))
+        return _UNUSABLE.finding(name, text, ShellCommand(f"chown root: {quote(directory)}"))
     if os.path.isdir(f"{store.directory}/lock"):
         return _UNUSABLE.finding(
-            name, f"{store.directory}/lock is a directory", Run(f"rmdir {quote(store.directory)}/lock")
+            name, f"{store.directory}/lock is a directory", ShellCommand(f"rmdir {quote(store.directory)}/lock")
         )
     return None
 
 
-def _lock(node: Node) -> Iterator[Finding]:
+def _lock(node: CheckedNode) -> Iterator[Finding]:
     paths = [(item.network.name, f"{store.directory}/lock") for item, store in _stores(node)]
     for subject, path in [*paths, ("iptables", iptables_program.LOCK)]:
         try:
@@ -217,7 +217,7 @@ def _age_s(pid: int) -> float | None:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(words[19]) / os.sysconf("SC_CLK_TCK")
 
 
-def _stores(node: Node) -> Iterator[tuple[Interface, ReservationStore]]:
+def _stores(node: CheckedNode) -> Iterator[tuple[InterfaceConf, ReservationStore]]:
     for item in node.interfaces:
         if item.data_dir:
             yield item, ReservationStore(item.data_dir, item.network.name)

@@ -17,7 +17,7 @@ from plugins.portmap.port_conflicts import ShadowedError
 from podwire.attachments import CachedAttachment
 from podwire.checking import LIMIT_S, NETNS_NOT_VISIBLE, CheckOutcome, Failure
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.doctor.pods import attachment_key
 from podwire.output import plural
 
@@ -78,7 +78,7 @@ class _Tally:
                 self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
 
-def _look(node: Node) -> Iterator[Finding]:
+def _look(node: CheckedNode) -> Iterator[Finding]:
     end = time.monotonic() + LIMIT_S
     tally = _Tally()
     for one in node.running:
@@ -103,7 +103,7 @@ def _look(node: Node) -> Iterator[Finding]:
     yield from _summary(node, tally)
 
 
-def _summary(node: Node, tally: _Tally) -> Iterator[Finding]:
+def _summary(node: CheckedNode, tally: _Tally) -> Iterator[Finding]:
     """Yields how many attachments were checked, and why others were not."""
     text = f"{tally.checked} of {plural(len(node.running), 'attachment')} checked; not "
     for fault, reasons in ((UNSEEN, tally.unseen), (_NOT_ALL, tally.skipped)):
@@ -114,17 +114,17 @@ def _summary(node: Node, tally: _Tally) -> Iterator[Finding]:
         yield ok_finding("check", "", f"CHECK was run for {plural(tally.checked, 'attachment')}")
 
 
-def _remark_fix(node: Node, network: str, line: str) -> str:
+def _remark_fix(node: CheckedNode, network: str, line: str) -> str:
     return node.command("repair", network) if "podwire repair" in line else ""
 
 
-def _verdict(node: Node, one: CachedAttachment) -> CheckOutcome:
+def _verdict(node: CheckedNode, one: CachedAttachment) -> CheckOutcome:
     if one.netns and node.presence(one) is not Presence.HERE:
         return CheckOutcome(unseen=NETNS_NOT_VISIBLE)
     return node.checker.check(one)
 
 
-def _findings(node: Node, one: CachedAttachment, verdict: CheckOutcome) -> Iterator[Finding]:
+def _findings(node: CheckedNode, one: CachedAttachment, verdict: CheckOutcome) -> Iterator[Finding]:
     """Yields the findings about an attachment; all its missing rules are one finding."""
     missing_rules: list[Finding] = []
     for failure in verdict.failures:
@@ -137,7 +137,7 @@ def _findings(node: Node, one: CachedAttachment, verdict: CheckOutcome) -> Itera
         yield replace(missing_rules[0], text="; ".join(finding.text for finding in missing_rules))
 
 
-def _finding(node: Node, one: CachedAttachment, failure: Failure) -> Finding:
+def _finding(node: CheckedNode, one: CachedAttachment, failure: Failure) -> Finding:
     pod = one.pod or one.attachment.container_id
     subject = f"{one.network_name}: {pod} {one.attachment.ifname}"
     error, text = failure.error, f"{failure.plugin}: {failure.error.msg}"

@@ -33,7 +33,7 @@ from podwire.doctor import (
     way_out,
 )
 from podwire.doctor.finding import UNSEEN, Check, Finding, Severity, fold_consequences, ok_finding
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 
 CHECKS: tuple[Check, ...] = (
     *configuration.CHECKS,
@@ -62,7 +62,7 @@ CHECKS: tuple[Check, ...] = (
 _ORDER = tuple(Severity)
 
 
-def run_checks(node: Node, report: Callable[[str], None] = lambda text: None) -> list[tuple[Check, Finding]]:
+def run_checks(node: CheckedNode, report: Callable[[str], None] = lambda text: None) -> list[tuple[Check, Finding]]:
     """Runs all checks; returns at least one finding of each, with severity OK if all is in order.
 
     `report` gets the group of each check before it runs, for a progress line.
@@ -73,12 +73,12 @@ def run_checks(node: Node, report: Callable[[str], None] = lambda text: None) ->
     return sorted(findings, key=lambda one: _ORDER.index(one[1].severity))
 
 
-def _run(check: Check, node: Node, report: Callable[[str], None]) -> list[Finding]:
+def _run(check: Check, node: CheckedNode, report: Callable[[str], None]) -> list[Finding]:
     report(f"checking {check.group}")
     return list(_run_safely(check, node)) or [ok_finding(check.name, "", check.ok_text)]
 
 
-def _run_safely(check: Check, node: Node) -> Iterator[Finding]:
+def _run_safely(check: Check, node: CheckedNode) -> Iterator[Finding]:
     try:
         yield from check.run(node)
     except Exception as failed:

@@ -19,8 +19,8 @@ from kernel.link import IFF_LOOPBACK
 from podwire import flannel
 from podwire.attachments import CachedAttachment
 from podwire.doctor.finding import UNSEEN, UNSEEN_FIX, Check, Fault, Finding, Severity, ok_finding
-from podwire.doctor.node import Interface, Node, overlapping, types_of
-from podwire.doctor.run import Run
+from podwire.doctor.node import CheckedNode, InterfaceConf, overlapping, types_of
+from podwire.doctor.shell_command import ShellCommand
 from podwire.networks import with_delegates
 from podwire.output import plural
 from podwire.runtimes import CONF_DIR
@@ -96,11 +96,11 @@ _LINKS = {
 _LINK_PREFIXES = {"calico": "cali", "cilium-cni": "lxc_health"}
 
 
-def _files(node: Node) -> Iterator[Finding]:
+def _files(node: CheckedNode) -> Iterator[Finding]:
     if os.path.lexists(node.conf_dir) and not os.path.isdir(os.path.realpath(node.conf_dir)):
         directory = quote(node.conf_dir)
         yield _NONE.finding(
-            node.conf_dir, "it is not a directory", Run(f"mv {directory} {directory}.old; mkdir {directory}")
+            node.conf_dir, "it is not a directory", ShellCommand(f"mv {directory} {directory}.old; mkdir {directory}")
         )
         return
     usable = [file for file in node.files if file.network]
@@ -120,7 +120,7 @@ def _files(node: Node) -> Iterator[Finding]:
         yield ok_finding("files", usable[0].path, text)
 
 
-def _suggest_network(node: Node) -> str:
+def _suggest_network(node: CheckedNode) -> str:
     """Returns the command that writes a first network, or lints the files that cannot be used.
 
     It is advice: another program may be about to write a network, and only people know which addresses are free.
@@ -140,7 +140,7 @@ def _suggest_network(node: Node) -> str:
     return f"podwire install --conf --subnet {next(free, 'CIDR')}{option}"
 
 
-def _names(node: Node) -> Iterator[Finding]:
+def _names(node: CheckedNode) -> Iterator[Finding]:
     paths: dict[str, list[str]] = {}
     for file in node.files:
         if file.network and node.network in ("", file.network.name):
@@ -155,7 +155,7 @@ def _names(node: Node) -> Iterator[Finding]:
             )
 
 
-def _first(node: Node) -> Iterator[Finding]:
+def _first(node: CheckedNode) -> Iterator[Finding]:
     """Reports a first file that no pod of Kubernetes has its network from, as one left from an earlier installation.
 
     The first file of a plugin that delegates to others (Multus) has no pods itself, so only podwire's are compared.
@@ -169,7 +169,7 @@ def _first(node: Node) -> Iterator[Finding]:
         yield _NEWER_FIRST.finding(usable[0].path, text, f"move it out of net.d, or {others[0]} to a name before it")
 
 
-def _forgotten(node: Node) -> Iterator[Finding]:
+def _forgotten(node: CheckedNode) -> Iterator[Finding]:
     counts: dict[str, int] = {}
     for one in node.running:
         if one.needs_file and one.network_name not in node.configured_names and not _is_podmans_default(one):
@@ -188,7 +188,7 @@ def _is_podmans_default(one: CachedAttachment) -> bool:
     return (one.network_name, bridge) == ("podman", "cni-podman0")
 
 
-def _subnets(node: Node) -> Iterator[Finding]:
+def _subnets(node: CheckedNode) -> Iterator[Finding]:
     for one, other in combinations(node.interfaces, 2):
         if one.network.name == other.network.name or node.are_separate(one.network, other.network):
             continue
@@ -200,7 +200,7 @@ def _subnets(node: Node) -> Iterator[Finding]:
                 yield _TOGETHER.finding(f"{one.network.name}, {other.network.name}", text, fix)
 
 
-def _host(node: Node) -> Iterator[Finding]:
+def _host(node: CheckedNode) -> Iterator[Finding]:
     for item in node.interfaces:
         for subnet in item.subnets:
             where = _overlap_on_host(node, item, subnet)
@@ -209,7 +209,7 @@ def _host(node: Node) -> Iterator[Finding]:
                 yield _ON_HOST.finding(item.network.name, f"{subnet} overlaps with {where}", fix)
 
 
-def _overlap_on_host(node: Node, item: Interface, subnet: Subnet) -> str:
+def _overlap_on_host(node: CheckedNode, item: InterfaceConf, subnet: Subnet) -> str:
     """Describes the address or route of the host that overlaps with a subnet, "" if there is none.
 
     Without the network's bridge and its VLANs, veths (routed pods, other plugins' gateways), single addresses (an
@@ -232,11 +232,11 @@ def _overlap_on_host(node: Node, item: Interface, subnet: Subnet) -> str:
     return ""
 
 
-def _is_ours(name: str, item: Interface) -> bool:
+def _is_ours(name: str, item: InterfaceConf) -> bool:
     return bool(item.bridge) and (name == item.bridge or name.startswith(f"{item.bridge}."))
 
 
-def _leftovers(node: Node) -> Iterator[Finding]:
+def _leftovers(node: CheckedNode) -> Iterator[Finding]:
     used = {kind for network in node.networks for kind in types_of(network)}
     for name, paths in _STATE.items():
         if any(name in kind or kind in name for kind in used):
@@ -258,7 +258,7 @@ def _leftovers(node: Node) -> Iterator[Finding]:
             )
 
 
-def _flannel(node: Node) -> Iterator[Finding]:
+def _flannel(node: CheckedNode) -> Iterator[Finding]:
     for network in node.networks:
         for plugin in filter(flannel.is_flannel, network.plugins):
             path = flannel.subnet_file(plugin)

@@ -18,7 +18,7 @@ from kernel.netfilter import nft
 from kernel.netfilter.packet import ESTABLISHED, NEW, TCP, UDP, Packet
 from kernel.netfilter.ruleset import FAMILY_NAMES, FilterChain, FilterRule, Ruleset
 from podwire.doctor import probes
-from podwire.doctor.node import Interface
+from podwire.doctor.node import InterfaceConf
 from podwire.doctor.pods import VethPod
 from podwire.doctor.probes import Happening
 from podwire.node.rule_owners import ADMINISTRATOR, PODWIRE, is_decision, owner_of
@@ -62,7 +62,7 @@ class Culprit:
         return self.event.chain
 
     @property
-    def item(self) -> Interface:
+    def item(self) -> InterfaceConf:
         """The network."""
         return self.happenings[0].pod.item
 
@@ -219,7 +219,7 @@ def tool_of(chain: FilterChain) -> str:
     return chain.tool or ("ip6tables" if chain.family == nft.IPV6 else "iptables")
 
 
-def _further_addresses(item: Interface, version: int) -> list[Address]:
+def _further_addresses(item: InterfaceConf, version: int) -> list[Address]:
     """Returns the first and the last addresses for pods of a network's subnets."""
     subnets = [subnet for subnet in item.subnets if subnet.version == version and subnet.num_addresses > 4]
     return [address for subnet in subnets for address in (subnet[2], subnet[-2])]

@@ -12,8 +12,8 @@ from shlex import quote
 
 from ipam.dhcp import conf as dhcp_conf
 from podwire.doctor.finding import Check, Fault, Finding, Severity
-from podwire.doctor.node import Node
-from podwire.doctor.run import Run
+from podwire.doctor.node import CheckedNode
+from podwire.doctor.shell_command import ShellCommand
 from podwire.node import dhcp_leases
 from podwire.node.dhcp_leases import LeaseState
 
@@ -41,7 +41,7 @@ _EXPIRED = Fault(
 )
 
 
-def _daemon(node: Node) -> Iterator[Finding]:
+def _daemon(node: CheckedNode) -> Iterator[Finding]:
     users: dict[str, list[str]] = {}
     for network, net_conf in dhcp_leases.list_dhcp_confs(node.networks):
         users.setdefault(dhcp_conf.socket_path(net_conf), []).append(network.name)
@@ -68,11 +68,11 @@ def _why_unreachable(path: str) -> str:
 
 def _start_command(path: str) -> str:
     if path == dhcp_conf.SOCKET_PATH and any(os.path.exists(unit) for unit in _UNITS):
-        return Run("systemctl enable --now cni-dhcp.socket cni-dhcp.service")
+        return ShellCommand("systemctl enable --now cni-dhcp.socket cni-dhcp.service")
     return f"start the daemon, or have a service manager start it: /opt/cni/bin/dhcp daemon -socketpath {quote(path)}"
 
 
-def _leases(node: Node) -> Iterator[Finding]:
+def _leases(node: CheckedNode) -> Iterator[Finding]:
     used = [*node.networks, *(one.network for one in node.known if one.network)]
     leases, unreadable = dhcp_leases.read_leases(dhcp_leases.list_data_dirs(used), node.network)
     for item in unreadable:

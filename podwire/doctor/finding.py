@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from podwire.doctor.node import Node
-from podwire.doctor.run import Run
+from podwire.doctor.node import CheckedNode
+from podwire.doctor.shell_command import ShellCommand
 
 _COUNTERS = re.compile(r"packets \d+ bytes \d+")
 
@@ -28,7 +28,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding: the object (`subject`), its state and cause (`text`), and `fix`: a command (`Run`), or advice.
+    """A finding: the object (`subject`), its state and cause (`text`), and `fix`: a `ShellCommand`, or advice.
 
     `objects` are the parts of the node (mostly interfaces) that have the fault, `behind` the parts that explain it if
     they have a fault themselves: then the finding is one of the cause's `consequences`, as its fix would be a second
@@ -55,12 +55,12 @@ class Finding:
     @property
     def commands(self) -> tuple[str, ...]:
         """The commands that repair it, to be run in a shell."""
-        return (str(self.fix),) if isinstance(self.fix, Run) else ()
+        return (str(self.fix),) if isinstance(self.fix, ShellCommand) else ()
 
     @property
     def all_advice(self) -> str:
         """The advice beside the commands, or instead of them."""
-        return self.advice or ("" if isinstance(self.fix, Run) else self.fix)
+        return self.advice or ("" if isinstance(self.fix, ShellCommand) else self.fix)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Check:
     group: str
     name: str
     ok_text: str
-    run: Callable[[Node], Iterable[Finding]]
+    run: Callable[[CheckedNode], Iterable[Finding]]
     faults: tuple[Fault, ...]
 
 

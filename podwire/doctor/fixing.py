@@ -16,11 +16,11 @@ from typing import TextIO
 from cni.errors import CniError
 from podwire.doctor.finding import Check, Finding, Severity
 from podwire.doctor.packets import Packets
-from podwire.doctor.undo import Undo
+from podwire.doctor.undo import CommandUndo
 from podwire.doctor.verdict import Findings, FixTrial, shorten
 from podwire.output import Cell, Output, plural
 from process import child, signals
-from process.child import Command, Outcome
+from process.child import ChildCommand, Outcome
 
 _LIMIT_S = 60.0
 _MOST_COMMANDS = 100
@@ -107,7 +107,7 @@ class _Repair:
         """Runs a command, and undoes it if it did not help or opened what was closed; returns the findings then."""
         try:
             before = self._send(finding)
-            undo = Undo(command)
+            undo = CommandUndo(command)
         except signals.Terminated:
             self._print("interrupted: the command was not run")
             raise
@@ -139,7 +139,7 @@ class _Repair:
                 self._out.print("   ", line)
         self._print("done" if outcome.status == 0 else Cell(f"failed: {outcome.ending}", "bad"))
 
-    def _undo(self, undo: Undo) -> str:
+    def _undo(self, undo: CommandUndo) -> str:
         """Restores the state before the command, if that is possible; returns which state the node has."""
         if not undo.is_complete:
             return "kept, as podwire cannot undo it"
@@ -160,7 +160,9 @@ class _Repair:
         path = [one for one in self._env.get("PATH", _PATH).split(":") if one.rstrip("/") != os.path.dirname(file)]
         variables = {**self._env, "PATH": ":".join(path) or _PATH, "PODWIRE_FILE": file}
         try:
-            (outcome,) = child.run(Command((_SHELL, "-ec", script), variables, capture_stderr=True), limit_s=_LIMIT_S)
+            (outcome,) = child.run(
+                ChildCommand((_SHELL, "-ec", script), variables, capture_stderr=True), limit_s=_LIMIT_S
+            )
         except TimeoutError as error:
             return Outcome(-signal.SIGKILL, b"", str(error).encode())
         return outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shlex import quote
 
 from cni.address import Cidr, with_prefix
-from podwire.doctor.node import Interface, Node
+from podwire.doctor.node import CheckedNode, InterfaceConf
 
 
 def ipv6_of(bridge: str) -> str:
@@ -23,7 +23,7 @@ def advertised_at(interface: str) -> str:
     return f"advertised at {interface}"
 
 
-def missing_gateways(node: Node, item: Interface) -> list[Cidr]:
+def missing_gateways(node: CheckedNode, item: InterfaceConf) -> list[Cidr]:
     """Returns the pods' gateways, with the length of their subnets, that no interface of the host has.
 
     The gateway of a network that the host does not route is a router on it: the host must not have that address.
@@ -40,7 +40,7 @@ def missing_gateways(node: Node, item: Interface) -> list[Cidr]:
     return list(missing.values())
 
 
-def gateway_commands(node: Node, item: Interface) -> list[str]:
+def gateway_commands(node: CheckedNode, item: InterfaceConf) -> list[str]:
     """Returns the commands that add them to the bridge."""
     return [
         f"ip address replace {one} dev {quote(item.bridge)}{' nodad' if one.version == 6 else ''}"

@@ -22,7 +22,7 @@ from podwire.doctor import interior_faults as faults
 from podwire.doctor.finding import UNSEEN, UNSEEN_FIX, Check, Finding, Severity, ok_finding
 from podwire.doctor.interior_pod import InspectedPod
 from podwire.doctor.neighbours import duplicate_advice
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.doctor.pods import VethPod, is_of_same_container, list_pods, remote_addresses
 from podwire.facts.network import NetworkFacts
 from podwire.output import plural
@@ -35,7 +35,7 @@ _ANY_PORT = 80
 _ENDS = ("drop", "reject", "queue", "expire")
 
 
-def _check(node: Node) -> Iterator[Finding]:
+def _check(node: CheckedNode) -> Iterator[Finding]:
     pods = list_pods(node)
     owners: dict[Address, VethPod] = {}
     for pod in pods:

@@ -12,7 +12,7 @@ from podwire.doctor.finding import Finding, Severity
 from podwire.doctor.gateways import gateway_commands, ipv6_of
 from podwire.doctor.interior_pod import InspectedPod
 from podwire.doctor.pods import list_uplinks
-from podwire.doctor.run import Run
+from podwire.doctor.shell_command import ShellCommand
 from podwire.flannel import resolve_delegate
 from process.values import replace
 
@@ -49,7 +49,7 @@ def _settings(one: InspectedPod, link: Link) -> Iterator[Finding]:
             text = f"net/{setting} is {value}: {effect}"
             fix = one.inner(f"sysctl -w net/{setting}={good}")
             if setting.endswith("disable_ipv6"):  # the kernel has removed the addresses
-                fix = Run(f"{fix} && {one.restore(link)}")
+                fix = ShellCommand(f"{fix} && {one.restore(link)}")
             yield one.finding(faults.SETTING, text, fix, severity=Severity.PROBLEM)
     if read("ipv4/icmp_echo_ignore_all") == "1":
         text = "net/ipv4/icmp_echo_ignore_all is 1: it does not answer pings"
@@ -76,7 +76,7 @@ def _mtus(one: InspectedPod, link: Link) -> Iterator[Finding]:
         text = f'"{one.ifname}" has MTU {link.mtu}, but its other end "{veth.name}" has {veth.mtu}'
         inner, outer = f"ip link set {name} mtu {veth.mtu}", f"ip link set {quote(veth.name)} mtu {link.mtu}"
         is_pods_wrong = bridge is None or veth.mtu == bridge.mtu
-        yield one.finding(faults.MTU, text, one.inner(inner) if is_pods_wrong else Run(outer))
+        yield one.finding(faults.MTU, text, one.inner(inner) if is_pods_wrong else ShellCommand(outer))
     elif veth is not None and bridge is not None and bridge.mtu < link.mtu:
         yield from _larger_than_bridge(one, link, veth, bridge, least)
 
@@ -91,7 +91,7 @@ def _too_small(one: InspectedPod, link: Link, bridge: Link | None, least: int) -
     if bridge is not None and bridge.mtu < least:  # it has the smallest MTU of its ports, and no IPv6 then
         commands += gateway_commands(one.node, one.pod.item)
         finding = replace(finding, objects=(*finding.objects, ipv6_of(bridge.name)))
-    return replace(finding, fix=Run(" && ".join(commands)))
+    return replace(finding, fix=ShellCommand(" && ".join(commands)))
 
 
 def _larger_than_bridge(one: InspectedPod, link: Link, veth: Link, bridge: Link, least: int) -> Iterator[Finding]:
@@ -109,9 +109,9 @@ def _larger_than_bridge(one: InspectedPod, link: Link, veth: Link, bridge: Link,
     elif link.mtu > expected:
         mtu = bridge.mtu if bridge.mtu >= least else expected
         inner = one.inner(f"ip link set {quote(one.ifname)} mtu {mtu}")
-        yield one.finding(faults.MTU, text, Run(f"{inner} && ip link set {quote(veth.name)} mtu {mtu}"))
+        yield one.finding(faults.MTU, text, ShellCommand(f"{inner} && ip link set {quote(veth.name)} mtu {mtu}"))
     elif one.pod is next((pod for pod in one.owners.values() if pod.item is one.pod.item), None):
-        fix = Run(f"ip link set {quote(bridge.name)} mtu {link.mtu}")  # once for each network
+        fix = ShellCommand(f"ip link set {quote(bridge.name)} mtu {link.mtu}")  # once for each network
         yield one.finding(faults.MTU, text, fix, causes=False)
 
 

@@ -9,16 +9,16 @@ from attachment.sandbox import gateway_of
 from cni.address import Address, Cidr, Network
 from kernel.link import Link
 from podwire.doctor.finding import Fault, Finding, Severity
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.doctor.pods import VethPod
-from podwire.doctor.run import Run
+from podwire.doctor.shell_command import ShellCommand
 from podwire.facts.network import NetworkFacts
 
 
 class InspectedPod:
     """A pod with the state of its namespace; `owners` are the pods of the node by their addresses."""
 
-    def __init__(self, node: Node, pod: VethPod, interior: NetworkFacts, owners: dict[Address, VethPod]) -> None:
+    def __init__(self, node: CheckedNode, pod: VethPod, interior: NetworkFacts, owners: dict[Address, VethPod]) -> None:
         self.node = node
         self.pod = pod
         self.interior = interior
@@ -36,9 +36,9 @@ class InspectedPod:
         objects = (self.pod.key, f"interior {veth}") if causes else ()
         return fault.finding(self._subject, text, fix, objects=objects, severity=severity, advice=advice)
 
-    def inner(self, *commands: str) -> Run:
+    def inner(self, *commands: str) -> ShellCommand:
         """Returns commands that are run in the pod's namespace."""
-        return Run(" && ".join(self._enter + command for command in commands))
+        return ShellCommand(" && ".join(self._enter + command for command in commands))
 
     @property
     def networks(self) -> list[Network]:
@@ -51,7 +51,9 @@ class InspectedPod:
         is_in_vrf = any(plugin["type"] == "vrf" for plugin in self.pod.item.network.plugins)
         return [(one.dst, gateway_of(one, result.ips)) for one in result.routes if not (one.table or is_in_vrf)]
 
-    def restore(self, link: Link, *, up: bool = False, remove: Sequence[Cidr] = (), behind: Sequence[Cidr] = ()) -> Run:
+    def restore(
+        self, link: Link, *, up: bool = False, remove: Sequence[Cidr] = (), behind: Sequence[Cidr] = ()
+    ) -> ShellCommand:
         """Returns the commands that restore addresses and routes as ADD's result has them.
 
         They delete the addresses `remove`; they add those of `behind` again behind the pod's own, as the kernel sends

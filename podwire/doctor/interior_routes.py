@@ -19,7 +19,7 @@ from podwire.doctor import route_fixes
 from podwire.doctor.finding import Finding
 from podwire.doctor.interior_pod import InspectedPod
 from podwire.doctor.pods import remote_addresses
-from podwire.doctor.run import Run, unless_intended
+from podwire.doctor.shell_command import ShellCommand, unless_intended
 from podwire.predictions.routing import Choice
 
 
@@ -113,13 +113,13 @@ def _is_only_attachment(one: InspectedPod) -> bool:
     return len([each for each in one.node.running if each.netns == netns and not each.is_confined]) == 1
 
 
-def _reroute(one: InspectedPod, link: Link, route: FibRoute | None) -> Run:
+def _reroute(one: InspectedPod, link: Link, route: FibRoute | None) -> ShellCommand:
     """Returns the commands that delete the route in use, unless it is the kernel's or ADD's, and restore ADD's."""
     restore = one.restore(link)
     expected = [each.network for each, _ in one.expected_routes()]
     if route is None or route.protocol == BY_KERNEL or (route.destination in expected and not route.metric):
         return restore  # which replaces a route to the same destination
-    return Run(f"{one.inner(route_fixes.deletion(route, one.interior.names))} && {restore}")
+    return ShellCommand(f"{one.inner(route_fixes.deletion(route, one.interior.names))} && {restore}")
 
 
 def _refusal(one: InspectedPod, choice: Choice, which: str, version: int) -> Finding:

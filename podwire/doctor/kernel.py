@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from kernel import advertised_route, sysctl
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.gateways import gateway_commands, ipv6_of
-from podwire.doctor.node import Interface, Node
-from podwire.doctor.run import Run
+from podwire.doctor.node import CheckedNode, InterfaceConf
+from podwire.doctor.shell_command import ShellCommand
 from podwire.node.programs import get_output_lines, legacy_program
 
 _GROUP = "kernel"
@@ -60,20 +60,20 @@ _TABLE = Fault(
 )
 
 
-def _forwarding(node: Node) -> Iterator[Finding]:
+def _forwarding(node: CheckedNode) -> Iterator[Finding]:
     for version, name in _FORWARDING.items():
         users = [item.network.name for item in _with_pods(node) if version in _versions(node, item)]
         if not users:
             continue
         if _setting(name) == "0":
             text = f"IPv{version} forwarding is off, and pods of {', '.join(dict.fromkeys(users))} are running"
-            yield _FORWARD.finding(f"net/{name}", text, Run(sysctl.command(name, "1")))
+            yield _FORWARD.finding(f"net/{name}", text, ShellCommand(sysctl.command(name, "1")))
             continue
         if version == 4:
             yield from _each_interface(node)
 
 
-def _each_interface(node: Node) -> Iterator[Finding]:
+def _each_interface(node: CheckedNode) -> Iterator[Finding]:
     """Yields the interfaces with forwarding off; for IPv6 the kernel uses only the setting of `all`."""
     bridges = [item.bridge for item in _with_pods(node) if item.bridge]
     for interface in dict.fromkeys([*bridges, *(link.name for link in node.uplinks)]):
@@ -81,11 +81,11 @@ def _each_interface(node: Node) -> Iterator[Finding]:
         if _setting(name) == "0":
             # Whether another interface may forward is the administrator's decision: no command for that.
             advice = f'"{interface}" is not podwire\'s: decide whether it may forward, then change the setting'
-            fix = Run(sysctl.command(name, "1")) if interface in bridges else advice
+            fix = ShellCommand(sysctl.command(name, "1")) if interface in bridges else advice
             yield _ONE_OFF.finding(f"net/{name}", f'packets received on "{interface}" are not forwarded', fix)
 
 
-def _ipv6(node: Node) -> Iterator[Finding]:
+def _ipv6(node: CheckedNode) -> Iterator[Finding]:
     for item in node.interfaces:
         if 6 not in item.versions:
             continue
@@ -102,21 +102,21 @@ def _ipv6(node: Node) -> Iterator[Finding]:
             if name and _setting(setting) == "1":
                 text = f"{item.network.path} has IPv6 ranges, but net/{setting} is 1"
                 again = gateway_commands(node, item) if item.bridge else []
-                fix = Run(" && ".join([sysctl.command(setting, "0"), *again]))
+                fix = ShellCommand(" && ".join([sysctl.command(setting, "0"), *again]))
                 yield _NO_IPV6.finding(item.network.name, text, fix, objects=(ipv6_of(item.bridge),))
                 break
 
 
-def _advertisements(node: Node) -> Iterator[Finding]:
+def _advertisements(node: CheckedNode) -> Iterator[Finding]:
     if _setting(_FORWARDING[6]) != "1":
         return
     for interface in advertised_route.list_endangered():
         name = advertised_route.setting_of(interface)
         text = f'the default route through "{interface}" came by router advertisement, and further ones are ignored'
-        yield _ADVERTISED.finding(f"net/{name}", text, Run(sysctl.command(name, "2")))
+        yield _ADVERTISED.finding(f"net/{name}", text, ShellCommand(sysctl.command(name, "2")))
 
 
-def _bridged(node: Node) -> Iterator[Finding]:
+def _bridged(node: CheckedNode) -> Iterator[Finding]:
     served = any(
         (chain.table.name, chain.name) in (("nat", "KUBE-SERVICES"), ("kube-proxy", "services"))
         for chain in node.chains
@@ -125,9 +125,9 @@ def _bridged(node: Node) -> Iterator[Finding]:
     value = _setting(_BRIDGED)
     bridges = [item.bridge for item in node.interfaces if item.bridge]
     if served and bridges and value != "1":
-        fix = Run(sysctl.command(_BRIDGED, "1"))
+        fix = ShellCommand(sysctl.command(_BRIDGED, "1"))
         if value is None:
-            fix = Run(f"modprobe br_netfilter && {fix}")
+            fix = ShellCommand(f"modprobe br_netfilter && {fix}")
         yield _UNSEEN.finding(f"net/{_BRIDGED}", f"kube-proxy needs it for pods on {', '.join(bridges)}", fix)
 
 
@@ -137,31 +137,31 @@ def _has_legacy_service() -> bool:
     return bool(program) and "-N KUBE-SERVICES" in get_output_lines(program, "-t", "nat", "-S")
 
 
-def _connections(node: Node) -> Iterator[Finding]:
+def _connections(node: CheckedNode) -> Iterator[Finding]:
     count, maximum = _number(_COUNT), _number(_MAX)
     if count is None or not maximum:
         return
     if count * 100 >= maximum * _FULL_PERCENT:
         text = f"{count} of {maximum} connections are tracked"
-        yield _CONNECTIONS.finding(f"net/{_MAX}", text, Run(sysctl.command(_MAX, str(2 * maximum))))
+        yield _CONNECTIONS.finding(f"net/{_MAX}", text, ShellCommand(sysctl.command(_MAX, str(2 * maximum))))
     else:
         yield ok_finding("connections", f"net/{_MAX}", f"{count} of {maximum} connections are tracked")
 
 
-def _neighbours(node: Node) -> Iterator[Finding]:
+def _neighbours(node: CheckedNode) -> Iterator[Finding]:
     for version, name in _NEIGHBOURS.items():
         maximum = _number(name)
         pods = sum(any(ip.address.version == version for ip in one.typed_result.ips) for one in node.running)
         if maximum and pods * 100 >= maximum * _FULL_PERCENT:
             text = f"{pods} pods, but at most {maximum} neighbours"
-            yield _TABLE.finding(f"net/{name}", text, Run(sysctl.command(name, str(4 * maximum))))
+            yield _TABLE.finding(f"net/{name}", text, ShellCommand(sysctl.command(name, str(4 * maximum))))
 
 
-def _with_pods(node: Node) -> list[Interface]:
+def _with_pods(node: CheckedNode) -> list[InterfaceConf]:
     return [item for item in node.interfaces if item.routed and node.has_pods(item.network.name)]
 
 
-def _versions(node: Node, item: Interface) -> frozenset[int]:
+def _versions(node: CheckedNode, item: InterfaceConf) -> frozenset[int]:
     """Returns the IP versions of a network's ranges and of its running pods."""
     ips = (ip for one in node.list_attached(item) for ip in one.typed_result.ips)
     return item.versions | {ip.address.version for ip in ips}

@@ -15,9 +15,9 @@ from kernel.link import IFF_LOOPBACK, OPERSTATE_UP, OPERSTATES, Link
 from podwire.attachments import CachedAttachment
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.gateways import gateway_commands, gateways_of, ipv6_of, missing_gateways
-from podwire.doctor.node import Interface, Node, read_text
+from podwire.doctor.node import CheckedNode, InterfaceConf, read_text
 from podwire.doctor.pods import list_pods
-from podwire.doctor.run import Run
+from podwire.doctor.shell_command import ShellCommand
 from podwire.output import plural
 
 _GROUP = "links"
@@ -80,7 +80,7 @@ _MANAGED = Fault(
 )
 
 
-def _bridges(node: Node) -> Iterator[Finding]:
+def _bridges(node: CheckedNode) -> Iterator[Finding]:
     for item in _with_pods(node):
         if not item.bridge:
             continue
@@ -94,7 +94,7 @@ def _bridges(node: Node) -> Iterator[Finding]:
                 objects=(item.bridge,),
             )
         elif not bridge.is_up:
-            fix = Run(" && ".join([f"ip link set {quote(bridge.name)} up", *gateway_commands(node, item)]))
+            fix = ShellCommand(" && ".join([f"ip link set {quote(bridge.name)} up", *gateway_commands(node, item)]))
             yield _DOWN.finding(item.network.name, f'its bridge "{bridge.name}" is down', fix, objects=(bridge.name,))
         else:
             yield from _ports(node, item, bridge)
@@ -102,7 +102,7 @@ def _bridges(node: Node) -> Iterator[Finding]:
             yield from _mac(node, item, bridge)
 
 
-def _ports(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
+def _ports(node: CheckedNode, item: InterfaceConf, bridge: Link) -> Iterator[Finding]:
     lost: list[tuple[Link, str]] = []
     for one in node.list_attached(item):
         interfaces = one.typed_result.interfaces
@@ -117,7 +117,7 @@ def _ports(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
                 lost.append((host_veth, one.pod or one.attachment.container_id))
             elif not host_veth.is_up:
                 text = f'"{host_veth.name}" of {one.pod or one.attachment.container_id} is down'
-                fix = Run(f"ip link set {quote(host_veth.name)} up")
+                fix = ShellCommand(f"ip link set {quote(host_veth.name)} up")
                 yield _PORT.finding(item.network.name, text, fix, objects=(host_veth.name,))
             elif host_veth.operstate != OPERSTATE_UP and has_container_veth and not item.is_container_veth_down:
                 state = OPERSTATES[host_veth.operstate]
@@ -129,27 +129,27 @@ def _ports(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
         yield _lost_ports(item, bridge, lost)
 
 
-def _lost_ports(item: Interface, bridge: Link, lost: list[tuple[Link, str]]) -> Finding:
+def _lost_ports(item: InterfaceConf, bridge: Link, lost: list[tuple[Link, str]]) -> Finding:
     """Returns one finding for all ports that a bridge has lost."""
     names = ", ".join(f'"{veth.name}" of {pod}' for veth, pod in lost[:_MOST_NAMED])
     more = f" and {len(lost) - _MOST_NAMED} more" if len(lost) > _MOST_NAMED else ""
     verb = "is not a port" if len(lost) == 1 else "are not ports"
     fixes = [_attach_fix(item, bridge, veth) for veth, _ in lost]
-    fix = fixes[0] if item.vlans else Run(" && ".join(fixes))
+    fix = fixes[0] if item.vlans else ShellCommand(" && ".join(fixes))
     objects = [veth.name for veth, _ in lost]
     return _NO_PORT.finding(item.network.name, f'{names}{more} {verb} of "{bridge.name}"', fix, objects=objects)
 
 
-def _attach_fix(item: Interface, bridge: Link, host_veth: Link) -> str:
+def _attach_fix(item: InterfaceConf, bridge: Link, host_veth: Link) -> str:
     """Returns the command that makes a host veth a port again, with the settings that it lost when it was detached."""
     if item.vlans:
         return "remove the container and create it again: the port's VLANs are lost, too"
     flags = "".join(f" {flag} on" for flag in item.port_flags)
     join = f"ip link set {quote(host_veth.name)} master {quote(bridge.name)}"
-    return Run(f"{join} && ip link set {quote(host_veth.name)} type bridge_slave{flags}" if flags else join)
+    return ShellCommand(f"{join} && ip link set {quote(host_veth.name)} type bridge_slave{flags}" if flags else join)
 
 
-def _mac(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
+def _mac(node: CheckedNode, item: InterfaceConf, bridge: Link) -> Iterator[Finding]:
     """Yields a finding if a bridge's MAC address was never set, by sysfs; none if sysfs is of another namespace.
 
     The fix sets the address that the pods know, which CHECK expects.
@@ -161,11 +161,11 @@ def _mac(node: Node, item: Interface, bridge: Link) -> Iterator[Finding]:
         interfaces = (interface for one in node.list_attached(item) for interface in one.typed_result.interfaces)
         on_host = (interface for interface in interfaces if interface.name == bridge.name and not interface.sandbox)
         known = next((interface.mac for interface in on_host if interface.mac), "")
-        fix = Run(f"ip link set {quote(bridge.name)} address {known or bridge.mac}")
+        fix = ShellCommand(f"ip link set {quote(bridge.name)} address {known or bridge.mac}")
         yield _MAC.finding(bridge.name, "its MAC address was never set, and changes with its ports", fix)
 
 
-def _gateways(node: Node) -> Iterator[Finding]:
+def _gateways(node: CheckedNode) -> Iterator[Finding]:
     """Yields the pods' gateways that are not on the host, for networks whose gateway is the host."""
     for item in _with_pods(node):
         bridge = node.link(item.bridge) if item.bridge else None
@@ -176,14 +176,14 @@ def _gateways(node: Node) -> Iterator[Finding]:
             if missing:
                 gateways = ", ".join(str(one.ip) for one in missing)
                 text = f"no interface of the host has {gateways}, the gateway of its pods"
-                fix = Run(" && ".join(gateway_commands(node, item)))
+                fix = ShellCommand(" && ".join(gateway_commands(node, item)))
                 behind = (ipv6_of(bridge.name),) if version == 6 else ()
                 behind = (*behind, *((bridge.name,) if not bridge.is_up else ()), gateways_of(bridge.name))
                 objects = (gateways_of(bridge.name), *((bridge.name,) if bridge.is_up else ()))
                 yield _NO_ADDRESS.finding(item.network.name, text, fix, objects=objects, behind=behind)
 
 
-def _unusable(node: Node) -> Iterator[Finding]:
+def _unusable(node: CheckedNode) -> Iterator[Finding]:
     """Yields the pods' gateways for which duplicate address detection has failed."""
     pods = list_pods(node)
     gateways = {gateway: pod for pod in reversed(pods) for gateway in pod.gateways}
@@ -204,7 +204,7 @@ def _unusable(node: Node) -> Iterator[Finding]:
             yield _DUPLICATE.finding(pod.item.network.name, text, fix, objects=(gateways_of(bridge.name),))
 
 
-def _mtu(node: Node) -> Iterator[Finding]:
+def _mtu(node: CheckedNode) -> Iterator[Finding]:
     if not node.used_uplinks:
         return
     uplink = min(node.used_uplinks, key=lambda link: link.mtu)
@@ -231,7 +231,7 @@ def _mtu(node: Node) -> Iterator[Finding]:
             )
 
 
-def _duplicates(node: Node) -> Iterator[Finding]:
+def _duplicates(node: CheckedNode) -> Iterator[Finding]:
     host = {one.address.ip: (one.address, index) for index, assigned in node.addresses.items() for one in assigned}
     seen: dict[object, list[CachedAttachment]] = {}
     for one in node.running:
@@ -243,7 +243,7 @@ def _duplicates(node: Node) -> Iterator[Finding]:
             present, index = host.get(address, (None, 0))
             link = node.link_of(index)
             if link:
-                fix: str = Run(f"ip address del {present} dev {quote(link.name)}")
+                fix: str = ShellCommand(f"ip address del {present} dev {quote(link.name)}")
                 if not link.flags & IFF_LOOPBACK:  # other machines may use it, or pods as their gateway
                     fix = f"remove the pod of {pod}; or, only if the host does not need the address: {fix}"
                 yield _DOUBLE.finding(str(address), f'{pod} has it, and so has the host on "{link.name}"', fix)
@@ -258,14 +258,14 @@ def _name(one: CachedAttachment) -> str:
     return f"{one.pod or one.attachment.container_id} {one.attachment.ifname}"
 
 
-def _conflict(node: Node, one: CachedAttachment, other: CachedAttachment) -> bool:
+def _conflict(node: CheckedNode, one: CachedAttachment, other: CachedAttachment) -> bool:
     """Returns whether two attachments must not have one address; those of one pod never."""
     if one.attachment.container_id == other.attachment.container_id:
         return one.attachment != other.attachment
     return not (one.network and other.network and node.are_separate(one.network, other.network))
 
 
-def _managed(node: Node) -> Iterator[Finding]:
+def _managed(node: CheckedNode) -> Iterator[Finding]:
     names = [item.bridge for item in node.interfaces if item.bridge]
     if not names:
         return
@@ -313,7 +313,7 @@ def _files(directories: tuple[str, ...], suffix: str) -> Iterator[str]:
                         yield os.path.join(directory, name)
 
 
-def _with_pods(node: Node) -> list[Interface]:
+def _with_pods(node: CheckedNode) -> list[InterfaceConf]:
     return [item for item in node.interfaces if node.has_pods(item.network.name)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from podwire.doctor.finding import Check, Fault, Finding, Severity
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.lint import directory
 from podwire.lint.source import LintSeverity
 from podwire.networks import Network, with_delegates
@@ -20,7 +20,7 @@ _LINT = Fault(
 )
 
 
-def _check(node: Node) -> Iterator[Finding]:
+def _check(node: CheckedNode) -> Iterator[Finding]:
     broken = {file.path for file in with_delegates(node.files) if file.problem}  # `file-unusable` reports these
     usable = {file.path for file in node.files} - broken
     names = {network.path for network in node.networks}

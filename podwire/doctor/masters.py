@@ -10,8 +10,8 @@ from shlex import quote
 
 from kernel.link import OPERSTATE_UP, OPERSTATES
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
-from podwire.doctor.node import Node
-from podwire.doctor.run import Run
+from podwire.doctor.node import CheckedNode
+from podwire.doctor.shell_command import ShellCommand
 from podwire.networks import Network
 
 _GROUP = "links"
@@ -34,13 +34,13 @@ _NO_CARRIER = Fault(
 )
 
 
-def _masters(node: Node) -> Iterator[Finding]:
+def _masters(node: CheckedNode) -> Iterator[Finding]:
     for network in node.networks:
         for kind, name in _list_masters(network, node):
             yield from _master(node, network.name, kind, name)
 
 
-def _list_masters(network: Network, node: Node) -> Iterator[tuple[str, str]]:
+def _list_masters(network: Network, node: CheckedNode) -> Iterator[tuple[str, str]]:
     """Yields a plugin's type, and the name of its master on the host: the configured one, or the default route's."""
     for plugin in network.plugins:
         kind = str(plugin["type"])
@@ -52,7 +52,7 @@ def _list_masters(network: Network, node: Node) -> Iterator[tuple[str, str]]:
                 yield from ((kind, uplink.name) for uplink in node.used_uplinks[:1])
 
 
-def _master(node: Node, network: str, kind: str, name: str) -> Iterator[Finding]:
+def _master(node: CheckedNode, network: str, kind: str, name: str) -> Iterator[Finding]:
     master = node.link(name)
     if master is None:
         text = f'its pods are running, but their master "{name}" does not exist'
@@ -63,7 +63,7 @@ def _master(node: Node, network: str, kind: str, name: str) -> Iterator[Finding]
         yield _MISSING.finding(network, text, fix, objects=(name,))
     elif not master.is_up:
         yield _DOWN.finding(
-            network, f'its master "{name}" is down', Run(f"ip link set {quote(name)} up"), objects=(name,)
+            network, f'its master "{name}" is down', ShellCommand(f"ip link set {quote(name)} up"), objects=(name,)
         )
     elif master.operstate not in (OPERSTATE_UP, OPERSTATES.index("unknown")):
         text = f'its master "{name}" is up, but has no carrier ({OPERSTATES[master.operstate]})'

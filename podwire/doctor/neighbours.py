@@ -11,9 +11,9 @@ from shlex import quote
 from cni.address import format_mac
 from kernel.neighbour import NeighbourEntry
 from podwire.doctor.finding import Check, Fault, Finding, Severity
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.doctor.pods import VethPod, is_of_same_container, list_pods, list_uplinks, port_of_mac
-from podwire.doctor.run import Run
+from podwire.doctor.shell_command import ShellCommand
 
 _GROUP = "neighbours"
 
@@ -51,7 +51,7 @@ _FIXED = Fault(
 )
 
 
-def _entries(node: Node) -> Iterator[Finding]:
+def _entries(node: CheckedNode) -> Iterator[Finding]:
     pods = [pod for pod in list_pods(node) if pod.gate]
     by_place = {(pod.gate.index, address): pod for pod in pods if pod.gate for address in pod.addresses}
     for entry in node.neighbours:
@@ -62,17 +62,17 @@ def _entries(node: Node) -> Iterator[Finding]:
         subject = f"{pod.item.network.name}: {pod.name}"
         if entry.is_proxy:
             text = f'the host answers for {entry.address} on "{pod.gate.name}"'
-            yield _PROXY.finding(subject, text, Run(f"ip neigh del proxy {where}"))
+            yield _PROXY.finding(subject, text, ShellCommand(f"ip neigh del proxy {where}"))
         elif entry.mac and pod.mac_bytes and entry.mac != pod.mac_bytes and not entry.is_without_arp:
             if not entry.is_permanent and is_of_same_container(node, pod, entry.mac):
                 continue
             how = "was set to" if entry.is_permanent else "was learned as"
             text = f'{entry.address} on "{pod.gate.name}" {how} {format_mac(entry.mac)}, but the pod has {pod.mac}'
-            fix = duplicate_advice(node, pod, entry) or Run(f"ip neigh del {where}")
+            fix = duplicate_advice(node, pod, entry) or ShellCommand(f"ip neigh del {where}")
             yield _WRONG.finding(subject, text, fix)
 
 
-def duplicate_advice(node: Node, pod: VethPod, entry: NeighbourEntry) -> str:
+def duplicate_advice(node: CheckedNode, pod: VethPod, entry: NeighbourEntry) -> str:
     """Returns advice for a learned entry whose MAC address answers on the pods' bridge: a deleted one comes back."""
     port = "" if entry.is_permanent else port_of_mac(node, pod, entry.mac)
     if not port:
@@ -81,7 +81,7 @@ def duplicate_advice(node: Node, pod: VethPod, entry: NeighbourEntry) -> str:
     return f"another machine has {entry.address}, too: remove it from the one with {format_mac(entry.mac)}, {where}"
 
 
-def _forwarding(node: Node) -> Iterator[Finding]:
+def _forwarding(node: CheckedNode) -> Iterator[Finding]:
     pods = [pod for pod in list_pods(node) if pod.item.bridge and pod.host_veth and pod.mac_bytes]
     by_mac: dict[tuple[int, bytes], VethPod] = {}
     for pod in pods:
@@ -102,10 +102,10 @@ def _forwarding(node: Node) -> Iterator[Finding]:
         vlan = f" vlan {entry.vlan}" if entry.vlan else ""
         target = "self" if entry.ifindex == entry.master else "master"
         command = f"bridge fdb del {pod_here.mac} dev {quote(name)} {target}{vlan}"
-        yield _FORWARDING.finding(pod_here.item.network.name, text, Run(command))
+        yield _FORWARDING.finding(pod_here.item.network.name, text, ShellCommand(command))
 
 
-def _gateways(node: Node) -> Iterator[Finding]:
+def _gateways(node: CheckedNode) -> Iterator[Finding]:
     routes = {hop: route for route in reversed(node.fib.routes) for hop in route.hops}
     defaults = {hop for version in (4, 6) for route in node.fib.list_defaults(version) for hop in route.hops}
     uplinks = {link.index for link in list_uplinks(node)}
@@ -121,7 +121,7 @@ def _gateways(node: Node) -> Iterator[Finding]:
         elif entry.is_permanent and entry.ifindex in uplinks and (entry.ifindex, entry.address) in defaults:
             text = f'the MAC address of the gateway {entry.address} on "{link.name}" was set to {format_mac(entry.mac)}'
             command = f"ip neigh del {entry.address} dev {quote(link.name)}"
-            yield _FIXED.finding("host", text, Run(command))
+            yield _FIXED.finding("host", text, ShellCommand(command))
 
 
 CHECKS = (

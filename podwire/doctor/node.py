@@ -32,7 +32,7 @@ from kernel.route import TABLE_MAIN
 from podwire import attachments, flannel, networks, runtimes
 from podwire.attachments import CachedAttachment
 from podwire.checking import Checker
-from podwire.doctor.run import Run
+from podwire.doctor.shell_command import ShellCommand
 from podwire.facts.network import NetworkFacts
 from podwire.networks import Network, NetworkFile
 from podwire.node.inspection import read_snapshot
@@ -47,7 +47,7 @@ _PORT_FLAGS = {"hairpinMode": "hairpin", "portIsolation": "isolated"}
 
 
 @dataclass(frozen=True)
-class Interface:
+class InterfaceConf:
     """The configuration of a network's interface plugin: `kind` is "bridge" or "ptp", `bridge` "" for "ptp".
 
     `bridge` is the interface's name, also if the configuration has an altname.
@@ -78,7 +78,7 @@ class Interface:
         return frozenset(range_set.version for range_set in self.sets)
 
 
-class Node(NetworkFacts):
+class CheckedNode(NetworkFacts):
     """A node. `network` limits the checks to one network, "" means all.
 
     `options` are the command-line options that named other directories than the default: printed commands repeat them.
@@ -104,10 +104,10 @@ class Node(NetworkFacts):
         self.checker = Checker(plugins, env, bin_dirs)
         self._options = tuple(options)
 
-    def command(self, name: str, network: str) -> Run:
+    def command(self, name: str, network: str) -> ShellCommand:
         """Returns a command line of this tool for a network, for use as a fix."""
         options = [f" {option} {quote(value)}" for option, value in self._options if value]
-        return Run(f"podwire {name} {quote(network)}{''.join(options)}")
+        return ShellCommand(f"podwire {name} {quote(network)}{''.join(options)}")
 
     def find_plugin(self, kind: str) -> str:
         """Returns the path of plugin `kind` in `bin_dirs`, "" if it is in none."""
@@ -163,7 +163,7 @@ class Node(NetworkFacts):
             raise networks.unknown_network(self.network, self.conf_dir, self.files)
 
     @cached_property
-    def interfaces(self) -> tuple[Interface, ...]:
+    def interfaces(self) -> tuple[InterfaceConf, ...]:
         """The interfaces of `networks`, without those whose configuration is invalid (STATUS reports these)."""
         interfaces = []
         for network in self.networks:
@@ -237,7 +237,7 @@ class Node(NetworkFacts):
         running = (one for one in self.running if one.network_name == network and one.netns)
         return tuple(one for one in running if self.presence(one) is not Presence.HERE)
 
-    def list_attached(self, item: Interface) -> list[CachedAttachment]:
+    def list_attached(self, item: InterfaceConf) -> list[CachedAttachment]:
         """Returns the attachments to a network that may be running, of a NetworkAttachmentDefinition as it is here."""
         is_configured = item.network.name in self.configured_names
         attached = (one for one in self.running if one.network_name == item.network.name)
@@ -338,7 +338,7 @@ def overlapping(one: Subnet, others: Iterable[Subnet]) -> Subnet | None:
     return None
 
 
-def _interface(network: Network, listed: Mapping[str, object]) -> Interface | None:
+def _interface(network: Network, listed: Mapping[str, object]) -> InterfaceConf | None:
     plugin = flannel.resolve_delegate(listed)
     kind = str(plugin["type"])
     if kind not in ("bridge", "ptp"):
@@ -348,7 +348,7 @@ def _interface(network: Network, listed: Mapping[str, object]) -> Interface | No
     fields = net_conf.fields
     is_local = net_conf.ipam_type == "host-local"
     gateway = fields.boolean("isGateway") or fields.boolean("isDefaultGateway")
-    return Interface(
+    return InterfaceConf(
         network,
         kind,
         fields.string("bridge", "cni0") if kind == "bridge" else "",

@@ -18,9 +18,9 @@ from kernel.netfilter.nft import Chain, NftRule, NftSocket, Table
 from kernel.netfilter.ruleset import FAMILY_NAMES
 from plugins.firewall import firewalld
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.doctor.rules import LEGACY
-from podwire.doctor.run import Run
+from podwire.doctor.shell_command import ShellCommand
 from podwire.node.programs import find_program, get_output_lines, legacy_program
 from podwire.node.rule_owners import PODWIRE, owner_of
 from podwire.output import plural
@@ -73,7 +73,7 @@ _EMPTY = Fault(
 )
 
 
-def _mixture(node: Node) -> Iterator[Finding]:
+def _mixture(node: CheckedNode) -> Iterator[Finding]:
     legacy = list(_legacy_tables())
     modern = sorted(
         {
@@ -108,7 +108,7 @@ def _legacy_tables() -> Iterator[str]:
                     yield f"{'ip' if version == 4 else 'ip6'} {table}"
 
 
-def _firewalld(node: Node) -> Iterator[Finding]:
+def _firewalld(node: CheckedNode) -> Iterator[Finding]:
     if not firewalld.is_running():
         return
     for item in node.interfaces:
@@ -122,7 +122,7 @@ def _firewalld(node: Node) -> Iterator[Finding]:
             )
 
 
-def _stale(node: Node) -> Iterator[Finding]:
+def _stale(node: CheckedNode) -> Iterator[Finding]:
     """Compares the rules' owners with the cache, and if some are unknown, with those that `podwire gc` keeps.
 
     Rules of a network that is not in the cache are not reported.
@@ -135,7 +135,7 @@ def _stale(node: Node) -> Iterator[Finding]:
         yield _STALE.finding(name, text, node.command("gc", name))
 
 
-def _stale_owners(node: Node, names: set[str], running: Owners) -> dict[str, int]:
+def _stale_owners(node: CheckedNode, names: set[str], running: Owners) -> dict[str, int]:
     """Returns the number of containers that have rules but are not in `running`, by network."""
     jumps: dict[str, set[str]] = {}
     marks: dict[str, set[str]] = {}
@@ -185,7 +185,9 @@ def _stale_masquerading(socket: NftSocket, names: set[str], running: Owners, cou
             counts.setdefault(network, set()).add(mark[_HASH_DIGITS + 1 :])
 
 
-def _stale_owned(node: Node, socket: NftSocket, names: set[str], running: Owners, counts: dict[str, set[str]]) -> None:
+def _stale_owned(
+    node: CheckedNode, socket: NftSocket, names: set[str], running: Owners, counts: dict[str, set[str]]
+) -> None:
     by_hash = {nft_owner.hash_name(name): name for name in names}
     owners = {nft_owner.owner_id(network, *attachment) for network, attachment in running}
     for chain in node.chains:
@@ -197,7 +199,7 @@ def _stale_owned(node: Node, socket: NftSocket, names: set[str], running: Owners
                     counts.setdefault(network, set()).add(owner[nft_owner.HASH_BYTES :].hex()[:_HASH_DIGITS])
 
 
-def _dormant(node: Node) -> Iterator[Finding]:
+def _dormant(node: CheckedNode) -> Iterator[Finding]:
     for family, name in sorted(node.ruleset.dormant):
         rules = [rule for place, rules in node.ruleset.rules.items() if place[:2] == (family, name) for rule in rules]
         owned = [rule for rule in rules if owner_of(rule.chain, rule) == PODWIRE]
@@ -206,12 +208,12 @@ def _dormant(node: Node) -> Iterator[Finding]:
             text = (
                 f"table {table} is dormant: no packet passes its rules, and {len(owned)} of {len(rules)} are podwire's"
             )
-            wake = Run(f"nft add table {table}")
+            wake = ShellCommand(f"nft add table {table}")
             advice = f"if the rules of others in it may work again, too: {wake}"
             yield _DORMANT.finding(table, text, wake if len(owned) == len(rules) else advice)
 
 
-def _cluster(node: Node) -> Iterator[Finding]:
+def _cluster(node: CheckedNode) -> Iterator[Finding]:
     """Reports that all sets and chains for the cluster's networks are empty."""
     names = [
         network.name

@@ -1,6 +1,6 @@
 """The running pods of routed networks as the checks of packets, routes and neighbours need them.
 
-This module only combines what `Node` has read.
+This module only combines what `CheckedNode` has read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from cni.address import Address, format_mac, parse_mac
 from kernel.link import IFF_LOOPBACK, Link
 from podwire.attachments import CachedAttachment
-from podwire.doctor.node import Interface, Node
+from podwire.doctor.node import CheckedNode, InterfaceConf
 from podwire.node.host_ports import list_host_ports
 from podwire.node.model import HostPort
 from podwire.predictions.routing import REMOTE
@@ -27,7 +27,7 @@ class VethPod:
     `gate` is the host's interface that its packets arrive on: the bridge, or the host veth of a routed pod.
     """
 
-    item: Interface
+    item: InterfaceConf
     attachment: CachedAttachment
     addresses: tuple[Address, ...]
     gateways: tuple[Address, ...]
@@ -61,20 +61,20 @@ def attachment_key(one: CachedAttachment) -> str:
 
 
 @lru_cache(maxsize=1)
-def list_pods(node: Node) -> list[VethPod]:
+def list_pods(node: CheckedNode) -> list[VethPod]:
     """Returns the running attachments to bridge and ptp networks; computed once, as every check needs them."""
     items = {one.path: item for item in node.interfaces for one in node.list_attached(item)}
     return [_pod(node, items[one.path], one) for one in node.running if one.path in items]
 
 
-def is_of_same_container(node: Node, pod: VethPod, mac: bytes) -> bool:
+def is_of_same_container(node: CheckedNode, pod: VethPod, mac: bytes) -> bool:
     """Returns whether an interface of the pod has a MAC address: with arp_ignore 0 it answers for all addresses."""
     container_id = pod.attachment.attachment.container_id
     results = (one.typed_result for one in node.running if one.attachment.container_id == container_id)
     return format_mac(mac) in {each.mac.lower() for result in results for each in result.interfaces if each.sandbox}
 
 
-def list_uplinks(node: Node) -> list[Link]:
+def list_uplinks(node: CheckedNode) -> list[Link]:
     """Returns the interfaces to other machines: of the default routes in use; without any, those with an address."""
     if node.used_uplinks:
         return list(node.used_uplinks)
@@ -91,7 +91,7 @@ def list_uplinks(node: Node) -> list[Link]:
     ]
 
 
-def node_address(node: Node, version: int) -> Address | None:
+def node_address(node: CheckedNode, version: int) -> Address | None:
     """Returns an address that other machines reach the host at, None without one."""
     for link in list_uplinks(node):
         for one in node.addresses.get(link.index, ()):
@@ -100,12 +100,12 @@ def node_address(node: Node, version: int) -> Address | None:
     return None
 
 
-def host_addresses(node: Node) -> frozenset[Address]:
+def host_addresses(node: CheckedNode) -> frozenset[Address]:
     """Returns the addresses of the host."""
     return frozenset(one.address.ip for assigned in node.addresses.values() for one in assigned)
 
 
-def near_address(node: Node, version: int) -> Address | None:
+def near_address(node: CheckedNode, version: int) -> Address | None:
     """Returns an address of another machine in the network of an uplink, None without one."""
     for link in list_uplinks(node):
         for one in node.addresses.get(link.index, ()):
@@ -115,7 +115,7 @@ def near_address(node: Node, version: int) -> Address | None:
     return None
 
 
-def _pod(node: Node, item: Interface, one: CachedAttachment) -> VethPod:
+def _pod(node: CheckedNode, item: InterfaceConf, one: CachedAttachment) -> VethPod:
     interfaces = one.typed_result.interfaces
     mac = next((interface.mac for interface in interfaces if interface.sandbox), "")
     names = [interface.name for interface in interfaces if not interface.sandbox and interface.name != item.bridge]
@@ -128,7 +128,7 @@ def _pod(node: Node, item: Interface, one: CachedAttachment) -> VethPod:
     )
 
 
-def _gate(node: Node, item: Interface, names: list[str]) -> Link | None:
+def _gate(node: CheckedNode, item: InterfaceConf, names: list[str]) -> Link | None:
     """Returns the bridge, or the interface of the pods' VLAN on it."""
     vlan = next((link for name in names if name.startswith(f"{item.bridge}.") and (link := node.link(name))), None)
     return vlan or node.link(item.bridge)
@@ -139,7 +139,7 @@ def remote_addresses(version: int) -> list[Address]:
     return [ip_address(text) for text in REMOTE[version]]
 
 
-def port_of_mac(node: Node, pod: VethPod, mac: bytes) -> str:
+def port_of_mac(node: CheckedNode, pod: VethPod, mac: bytes) -> str:
     """Returns the port behind which the pods' bridge has learned a MAC address, "" without one."""
     bridge = node.link(pod.item.bridge) if pod.item.bridge else None
     if bridge is None:

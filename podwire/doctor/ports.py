@@ -10,9 +10,9 @@ from kernel.bridge_state import FORWARDING, BridgePort
 from kernel.link import OPERSTATE_UP, Link
 from kernel.rtnl import Socket
 from podwire.doctor.finding import Check, Fault, Finding, Severity
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.doctor.pods import VethPod, list_pods
-from podwire.doctor.run import Run, unless_intended
+from podwire.doctor.shell_command import ShellCommand, unless_intended
 from podwire.predictions.obstacles import NEEDLESS_WITH_ENTRY, wrong_flags
 
 _GROUP = "links"
@@ -58,7 +58,7 @@ _ENSLAVED = Fault(
 )
 
 
-def _ports(node: Node) -> Iterator[Finding]:
+def _ports(node: CheckedNode) -> Iterator[Finding]:
     pods = [pod for pod in list_pods(node) if pod.item.bridge and pod.host_veth]
     for name in dict.fromkeys(pod.item.bridge for pod in pods):
         bridge = node.link(name)
@@ -66,7 +66,7 @@ def _ports(node: Node) -> Iterator[Finding]:
             yield from _bridge(node, bridge, [pod for pod in pods if pod.item.bridge == name])
 
 
-def _bridge(node: Node, bridge: Link, pods: list[VethPod]) -> Iterator[Finding]:
+def _bridge(node: CheckedNode, bridge: Link, pods: list[VethPod]) -> Iterator[Finding]:
     settings = node.link_settings.bridges.get(bridge.index)
     if settings is not None and settings.stp:
         text = "the spanning tree protocol is on"
@@ -74,7 +74,7 @@ def _bridge(node: Node, bridge: Link, pods: list[VethPod]) -> Iterator[Finding]:
         blocked = any(_state(node, pod) not in (None, FORWARDING) for pod in pods)
         severity = Severity.PROBLEM if blocked else None
         yield _STP.finding(
-            bridge.name, text, Run(command), objects=(f"spanning tree of {bridge.name}",), severity=severity
+            bridge.name, text, ShellCommand(command), objects=(f"spanning tree of {bridge.name}",), severity=severity
         )
     fixed = {(one.ifindex, one.mac) for one in node.forwarding if one.is_static}
     for pod in pods:
@@ -87,7 +87,7 @@ def _bridge(node: Node, bridge: Link, pods: list[VethPod]) -> Iterator[Finding]:
         yield from _vlans(bridge, pods)
 
 
-def _state(node: Node, pod: VethPod) -> int | None:
+def _state(node: CheckedNode, pod: VethPod) -> int | None:
     port = node.link_settings.ports.get(pod.host_veth.index) if pod.host_veth else None
     return port.state if port and pod.host_veth and pod.host_veth.operstate == OPERSTATE_UP else None
 
@@ -100,7 +100,7 @@ def _port(pod: VethPod, veth: Link, port: BridgePort, bridge: Link, *, is_fixed:
         behind = (f"spanning tree of {bridge.name}", bridge.name)
         command = f"bridge link set dev {name} state {FORWARDING}"
         yield _BLOCKED.finding(
-            subject, f"{what} is {port.state_name}", Run(command), behind=behind, objects=(veth.name,)
+            subject, f"{what} is {port.state_name}", ShellCommand(command), behind=behind, objects=(veth.name,)
         )
     if port.isolated and "isolated" not in flags:
         fix = unless_intended(f"bridge link set dev {name} isolated off")
@@ -109,7 +109,7 @@ def _port(pod: VethPod, veth: Link, port: BridgePort, bridge: Link, *, is_fixed:
         if flag in flags and value is False:
             command = f"bridge link set dev {name} {flag} on"
             objects = (veth.name,)
-            yield _LOST_FLAG.finding(subject, f"{what} is not set to {flag}", Run(command), objects=objects)
+            yield _LOST_FLAG.finding(subject, f"{what} is not set to {flag}", ShellCommand(command), objects=objects)
     flags_in_order = NEEDLESS_WITH_ENTRY if is_fixed else ()
     wrong = [flag[1:] for flag in wrong_flags(port) if flag[0] not in flags_in_order]
     if wrong:
@@ -121,7 +121,7 @@ def _port(pod: VethPod, veth: Link, port: BridgePort, bridge: Link, *, is_fixed:
         text = f"{what} has {words}: {'; '.join(effect for _, _, effect in wrong)}"
         severity = Severity.WARNING if is_slow else None
         command = f"bridge link set dev {name} {settings}"
-        yield _SETTINGS.finding(subject, text, Run(command), severity=severity, objects=(veth.name,))
+        yield _SETTINGS.finding(subject, text, ShellCommand(command), severity=severity, objects=(veth.name,))
 
 
 def _vlans(bridge: Link, pods: list[VethPod]) -> Iterator[Finding]:
@@ -138,14 +138,14 @@ def _vlans(bridge: Link, pods: list[VethPod]) -> Iterator[Finding]:
         if _pvid(vlans) != pvid or not vlans.get(pvid, 0) & vlan.UNTAGGED:
             text = f'the port "{veth.name}" of {pod.name} has PVID {_pvid(vlans) or "none"}, the bridge has {pvid}'
             command = f"bridge vlan add dev {quote(veth.name)} vid {pvid} pvid untagged"
-            yield _VLAN.finding(pod.item.network.name, text, Run(command), objects=(veth.name,))
+            yield _VLAN.finding(pod.item.network.name, text, ShellCommand(command), objects=(veth.name,))
 
 
 def _pvid(vlans: vlan.VlanFlags) -> int:
     return next((vid for vid, flags in vlans.items() if flags & vlan.PVID), 0)
 
 
-def _enslaved(node: Node) -> Iterator[Finding]:
+def _enslaved(node: CheckedNode) -> Iterator[Finding]:
     pods = list_pods(node)
     gates = {pod.gate.name: pod.gate for pod in pods if pod.gate}
     for link in {**gates, **{uplink.name: uplink for uplink in node.used_uplinks}}.values():
@@ -153,7 +153,7 @@ def _enslaved(node: Node) -> Iterator[Finding]:
         if master is not None and master.kind == "bridge":
             text = f'it is a port of the bridge "{master.name}"'
             yield _ENSLAVED.finding(
-                link.name, text, Run(f"ip link set {quote(link.name)} nomaster"), objects=(link.name,)
+                link.name, text, ShellCommand(f"ip link set {quote(link.name)} nomaster"), objects=(link.name,)
             )
 
 

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from cni.address import Address, parse_mac
 from kernel.netfilter.packet import DNAT_STATUS, ESTABLISHED, ICMP, ICMPV6, LOCAL, RELATED, TCP, UDP, UNTRACKED, Packet
 from kernel.netfilter.ruleset import FilterRule
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.doctor.pods import VethPod, list_pods, list_uplinks, near_address, node_address, remote_addresses
 from podwire.node.model import HostPort
 from podwire.node.rule_owners import PODWIRE, owner_of
@@ -63,7 +63,7 @@ class Happening:
 class Prediction:
     """Predicts the ways of the packets of all networks' pods."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: CheckedNode) -> None:
         self._node = node
         self._rules = node.ruleset
         foreign = [one for rules in self._rules.rules.values() for one in rules if _is_foreign(one)]

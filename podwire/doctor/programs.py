@@ -23,13 +23,13 @@ from ipam.host_local.main import PLUGIN as HOST_LOCAL
 from kernel import system
 from podwire.doctor.finding import UNSEEN, UNSEEN_FIX, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.gateways import ipv6_of
-from podwire.doctor.node import Node, types_of
-from podwire.doctor.run import Run
+from podwire.doctor.node import CheckedNode, types_of
+from podwire.doctor.shell_command import ShellCommand
 from podwire.networks import Network
 from podwire.output import span
 from podwire.programs_once import ProgramsOnce
 from process import child
-from process.child import Command
+from process.child import ChildCommand
 
 _GROUP = "plugins"
 _LIMIT_S = 5.0
@@ -78,7 +78,7 @@ class _Programs:
     versions: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def _look(node: Node) -> Iterator[Finding]:
+def _look(node: CheckedNode) -> Iterator[Finding]:
     programs = _Programs()
     users: dict[str, str] = {}
     for network in node.networks:
@@ -90,21 +90,21 @@ def _look(node: Node) -> Iterator[Finding]:
         yield from _versions(network, programs)
 
 
-def _program(node: Node, kind: str, user: str, programs: _Programs) -> Finding:
+def _program(node: CheckedNode, kind: str, user: str, programs: _Programs) -> Finding:
     """Runs VERSION of one plugin, adds its versions to `programs`, and returns the finding."""
     try:
         path = delegate.find(kind, node.bin_dirs)
     except CniError:
-        ours = Run(f"podwire install --bin-dir {quote(node.install_dir)}")
+        ours = ShellCommand(f"podwire install --bin-dir {quote(node.install_dir)}")
         fix = ours if kind in node.plugins else f'install "{kind}" into {node.install_dir}, or correct "type" in {user}'
         return _MISSING.finding(kind, f"{user} needs it, but it is not in {', '.join(node.bin_dirs)}", fix)
     if os.access(path, os.F_OK) and not os.access(path, os.X_OK) and os.stat(path).st_mode & 0o111:
         return UNSEEN.finding(kind, f"{path} is not executable for this user", UNSEEN_FIX)
     if not os.access(path, os.X_OK):
-        fix = Run(f"chmod 0755 {quote(path)}")
+        fix = ShellCommand(f"chmod 0755 {quote(path)}")
         return _MODE.finding(kind, f"{path} is not executable", fix, objects=_objects(kind))
     directory = quote(os.path.dirname(path))
-    again = Run(f"podwire install --bin-dir {directory}") if kind in node.plugins else f"install {kind} again"
+    again = ShellCommand(f"podwire install --bin-dir {directory}") if kind in node.plugins else f"install {kind} again"
     if _is_foreign(path):
         text = f"{path} is for a different processor than this node's"
         return _FOREIGN.finding(kind, text, again, objects=_objects(kind))
@@ -120,7 +120,7 @@ def _program(node: Node, kind: str, user: str, programs: _Programs) -> Finding:
 
 def _known_versions(path: str) -> tuple[str, ...]:
     """Runs VERSION and returns the supported versions; raises CniError."""
-    command = Command((path,), _DUMMIES, b'{"cniVersion":"1.1.0"}', capture_stderr=True)
+    command = ChildCommand((path,), _DUMMIES, b'{"cniVersion":"1.1.0"}', capture_stderr=True)
     try:
         (outcome,) = child.run(command, limit_s=_LIMIT_S)
     except TimeoutError:
@@ -152,7 +152,7 @@ def _versions(network: Network, programs: _Programs) -> Iterator[Finding]:
         yield _VERSION.finding(network.name, text, fix)
 
 
-def _status(node: Node) -> Iterator[Finding]:
+def _status(node: CheckedNode) -> Iterator[Finding]:
     if node.networks and os.geteuid() != 0:
         raise CniError(Code.INVALID_ENVIRONMENT, "the plugins' STATUS needs root")
     with system.replaced(ProgramsOnce()):
@@ -160,7 +160,7 @@ def _status(node: Node) -> Iterator[Finding]:
     yield from findings
 
 
-def _network_status(node: Node, network: Network) -> Iterator[Finding]:
+def _network_status(node: CheckedNode, network: Network) -> Iterator[Finding]:
     for plugin in network.plugins:
         try:
             has_status = _run_status(node, network, plugin)
@@ -174,7 +174,7 @@ def _network_status(node: Node, network: Network) -> Iterator[Finding]:
                 yield ok_finding("status", f"{network.name}: {plugin['type']}", "ready")
 
 
-def _run_status(node: Node, network: Network, plugin: Mapping[str, object]) -> bool:
+def _run_status(node: CheckedNode, network: Network, plugin: Mapping[str, object]) -> bool:
     """Runs STATUS of a plugin; returns whether it has one, raises CniError if it is not ready.
 
     podwire's plugins run in this process and in a version that has STATUS, whatever the network's: ADD needs the same.
@@ -210,13 +210,13 @@ def _parse_dhcp(args: CmdArgs, net_conf: NetConf) -> None:
     dhcp_conf.parse(net_conf, args.args)
 
 
-def _execute_status(node: Node, network: Network, plugin: Mapping[str, object]) -> None:
+def _execute_status(node: CheckedNode, network: Network, plugin: Mapping[str, object]) -> None:
     try:
         path = delegate.find(str(plugin["type"]), node.bin_dirs)
     except CniError:
         return  # `_program` reports it
     env = {**node.env, "CNI_COMMAND": "STATUS", "CNI_PATH": ":".join(node.bin_dirs)}
-    command = Command((path,), env, gojson.dumps(network.build_config(plugin)).encode(), capture_stderr=True)
+    command = ChildCommand((path,), env, gojson.dumps(network.build_config(plugin)).encode(), capture_stderr=True)
     try:
         (outcome,) = child.run(command, limit_s=_LIMIT_S)
     except TimeoutError:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from kernel.fib import packet_to
 from kernel.netfilter import conntrack, nft
-from kernel.netfilter.conntrack import Flow
+from kernel.netfilter.conntrack import TrackedFlow
 from kernel.netfilter.packet import UDP, Packet
 from kernel.sockets_table import ListeningSocket, find_processes, list_listeners
 from podwire.doctor.finding import Check, Fault, Finding, Severity
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.doctor.pods import VethPod, host_addresses, list_pods
-from podwire.doctor.run import Run
+from podwire.doctor.shell_command import ShellCommand
 from podwire.node.model import HostPort
 from podwire.node.programs import find_program
 from podwire.output import plural
@@ -41,11 +41,11 @@ _OLD = Fault(
 )
 
 
-def _published(node: Node) -> list[tuple[VethPod, HostPort]]:
+def _published(node: CheckedNode) -> list[tuple[VethPod, HostPort]]:
     return [(pod, port) for pod in list_pods(node) for port in pod.ports]
 
 
-def _processes(node: Node) -> Iterator[Finding]:
+def _processes(node: CheckedNode) -> Iterator[Finding]:
     published = _published(node)
     if not published:
         return
@@ -75,7 +75,7 @@ def _used_by(
     yield _USED.finding(pod.item.network.name, text, f"{stop}or publish another port for the pod")
 
 
-def _flows(node: Node) -> Iterator[Finding]:
+def _flows(node: CheckedNode) -> Iterator[Finding]:
     published = [(pod, port) for pod, port in _published(node) if port.protocol_number == UDP]
     if not published:
         return
@@ -99,7 +99,7 @@ def _flows(node: Node) -> Iterator[Finding]:
             yield _STALE.finding(pod.item.network.name, text, *_fix(stale))
 
 
-def _old_addresses(node: Node) -> Iterator[Finding]:
+def _old_addresses(node: CheckedNode) -> Iterator[Finding]:
     pods = {address: pod for pod in list_pods(node) if pod.item.routed for address in pod.addresses}
     if not pods:
         return
@@ -118,7 +118,7 @@ def _old_addresses(node: Node) -> Iterator[Finding]:
         yield _OLD.finding(pod.item.network.name, text, *_fix(same))
 
 
-def _is_masqueraded(node: Node, flow: Flow) -> bool:
+def _is_masqueraded(node: CheckedNode, flow: TrackedFlow) -> bool:
     """Returns whether a rule masquerades the flow; otherwise a rule with a fixed address has set its source."""
     uplink = node.link_of(node.fib.look_up(packet_to(flow.destination)).ifindex)
     packet = Packet(
@@ -129,14 +129,14 @@ def _is_masqueraded(node: Node, flow: Flow) -> bool:
     return [one.action.kind for one in events if one.fate is Fate.CERTAIN][:1] == ["masquerade"]
 
 
-def _is_stale(flow: Flow, pod: VethPod) -> bool:
+def _is_stale(flow: TrackedFlow, pod: VethPod) -> bool:
     if flow.reply_source is None:
         return False
     target = flow.reply_source[0]
     return target.version in {one.version for one in pod.addresses} and target not in pod.addresses
 
 
-def _fix(stale: list[Flow]) -> tuple[str]:
+def _fix(stale: list[TrackedFlow]) -> tuple[str]:
     if not find_program("conntrack"):
         return ("install the program conntrack, then run doctor again; or stop the sender for three minutes",)
     commands = dict.fromkeys(
@@ -144,7 +144,7 @@ def _fix(stale: list[Flow]) -> tuple[str]:
         f"--sport {flow.source_port} --dport {flow.port}"
         for flow in stale[:20]
     )
-    return (Run(" && ".join(commands)),)
+    return (ShellCommand(" && ".join(commands)),)
 
 
 CHECKS = (

@@ -18,9 +18,9 @@ from cni.address import Address, Network
 from kernel.fib import BY_KERNEL, TABLE_LOCAL, TO_TABLE, UNICAST, FibRoute, FibRule
 from kernel.netfilter.packet import Packet
 from kernel.route import TABLE_MAIN
-from podwire.doctor.node import Node, overlapping
+from podwire.doctor.node import CheckedNode, overlapping
 from podwire.doctor.pods import VethPod
-from podwire.doctor.run import Run
+from podwire.doctor.shell_command import ShellCommand
 from podwire.predictions.routing import Choice, Fib, without_source
 
 _BY_HAND = "find the program or script that added it, or it returns"
@@ -35,14 +35,14 @@ class _Step(NamedTuple):
     advice: str = ""
 
 
-def toward_pod(node: Node, pod: VethPod, packet: Packet, choice: Choice) -> tuple[str, str]:
+def toward_pod(node: CheckedNode, pod: VethPod, packet: Packet, choice: Choice) -> tuple[str, str]:
     """Returns the command that makes the host send a packet to a pod, and advice; "" if no command would help."""
     steps = list(_steps_toward(node, pod, packet, choice))
     gate = pod.gate.index if pod.gate else 0
     return _first(steps, node.fib, packet, lambda one: one.kind == UNICAST and one.ifindex == gate)
 
 
-def from_pod(node: Node, pod: VethPod, packet: Packet, choice: Choice) -> tuple[str, str]:
+def from_pod(node: CheckedNode, pod: VethPod, packet: Packet, choice: Choice) -> tuple[str, str]:
     """Returns the command that lets a pod's packet leave by an interface that is not the pods', and advice.
 
     If the host itself has no route to the destination, it is enough that no entry refuses the packet.
@@ -76,11 +76,11 @@ def _first(steps: list[_Step], fib: Fib, packet: Packet, works: Callable[[Choice
         for step in chosen:
             changed = step.apply(changed)
         if works(changed.look_up(packet)):
-            return Run(" && ".join(step.command for step in chosen)), next((one.advice for one in chosen), "")
+            return ShellCommand(" && ".join(step.command for step in chosen)), next((one.advice for one in chosen), "")
     return "", ""
 
 
-def _steps_toward(node: Node, pod: VethPod, packet: Packet, choice: Choice) -> Iterator[_Step]:
+def _steps_toward(node: CheckedNode, pod: VethPod, packet: Packet, choice: Choice) -> Iterator[_Step]:
     address = packet.destination
     thrown = [] if choice.route else node.fib.list_thrown(packet)
     for route in [choice.route] if choice.route else thrown:
@@ -97,7 +97,7 @@ def _steps_toward(node: Node, pod: VethPod, packet: Packet, choice: Choice) -> I
         yield from _exception(pod, rule, address.version, ("to",))
 
 
-def _steps_from(node: Node, pod: VethPod, packet: Packet, choice: Choice) -> Iterator[_Step]:
+def _steps_from(node: CheckedNode, pod: VethPod, packet: Packet, choice: Choice) -> Iterator[_Step]:
     version = packet.destination.version
     route, rule = choice.route, choice.rule
     if route is not None and (route.kind != UNICAST or (rule and rule.table == TABLE_MAIN)):
@@ -109,11 +109,11 @@ def _steps_from(node: Node, pod: VethPod, packet: Packet, choice: Choice) -> Ite
     yield from _missing_main(node, version)
 
 
-def _delete_route(node: Node, route: FibRoute) -> _Step:
+def _delete_route(node: CheckedNode, route: FibRoute) -> _Step:
     return _Step(deletion(route, node.names), lambda fib: fib.without_route(route))
 
 
-def _delete_address(node: Node, route: FibRoute) -> Iterator[_Step]:
+def _delete_address(node: CheckedNode, route: FibRoute) -> Iterator[_Step]:
     """Yields the deletion of the address whose route the kernel has created, if the address is on lo."""
     for index, assigned in node.addresses.items():
         link = node.link_of(index)
@@ -150,7 +150,7 @@ def _connected(pod: VethPod, address: Address) -> tuple[Network, str]:
     return network, f"{command} {network} dev {quote(pod.gate.name)}{source}"
 
 
-def _missing_main(node: Node, version: int) -> Iterator[_Step]:
+def _missing_main(node: CheckedNode, version: int) -> Iterator[_Step]:
     """Yields the rule that looks up table main, if no rule does."""
     rules = [rule for rule in node.fib.rules if rule.version == version and rule.action == TO_TABLE]
     if not any(rule.table == TABLE_MAIN for rule in rules):

@@ -19,9 +19,9 @@ from podwire.doctor import route_fixes
 from podwire.doctor.attachments import ELSEWHERE
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.gateways import advertised_at, gateways_of, ipv6_of
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.doctor.pods import VethPod, host_addresses, list_pods, list_uplinks, node_address, remote_addresses
-from podwire.doctor.run import Run, unless_intended
+from podwire.doctor.shell_command import ShellCommand, unless_intended
 from podwire.predictions.evaluation import PREROUTING, traverse
 from podwire.predictions.routing import MARTIAN, Choice, without_source
 from process.values import replace
@@ -66,7 +66,7 @@ _UPLINK_DOWN = Fault(
 )
 
 
-def _check(node: Node) -> Iterator[Finding]:
+def _check(node: CheckedNode) -> Iterator[Finding]:
     pods = list_pods(node)
     findings: dict[tuple[str, str, str], Finding] = {}
     firsts = {pod.item.network.name: pod for pod in reversed(pods)}
@@ -85,12 +85,12 @@ def _check(node: Node) -> Iterator[Finding]:
     yield from _defaults(node, pods)
 
 
-def _names(node: Node, address: Address) -> bool:
+def _names(node: CheckedNode, address: Address) -> bool:
     """Returns whether a policy rule may distinguish an address from others of its network."""
     return any(rule.source and address in rule.source and rule.source.prefixlen > 8 for rule in node.fib.rules)
 
 
-def _defaults(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
+def _defaults(node: CheckedNode, pods: list[VethPod]) -> Iterator[Finding]:
     for version in (4, 6):
         if not any(address.version == version for pod in pods if pod.item.routed for address in pod.addresses):
             continue
@@ -114,13 +114,13 @@ def _defaults(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
             yield _NO_DEFAULT.finding("host", text, "add it as the node's network configuration says")
 
 
-def _of_host(node: Node, packet: Packet) -> Choice:
+def _of_host(node: CheckedNode, packet: Packet) -> Choice:
     """Returns the host's route for a packet without a source address or, if there is none, with the host's address."""
     choice = node.fib.look_up(without_source(packet))
     return choice if choice.kind else node.fib.look_up(packet)
 
 
-def _is_uplink(node: Node, link: Link) -> bool:
+def _is_uplink(node: CheckedNode, link: Link) -> bool:
     """Returns whether an interface that is down may lead to other machines."""
     is_podwires = link.name in node.pod_interfaces or link.name in {item.bridge for item in node.interfaces}
     kinds = ("", "veth", "bond", "team", "vlan", "bridge")
@@ -131,7 +131,7 @@ def _state(link: Link) -> str:
     return "is up" if link.is_up and link.flags & IFF_LOWER_UP else "has no carrier" if link.is_up else "is down"
 
 
-def _to_pod(node: Node, pod: VethPod, address: Address) -> Iterator[Finding]:
+def _to_pod(node: CheckedNode, pod: VethPod, address: Address) -> Iterator[Finding]:
     version = address.version
     public = node_address(node, version)
     packets = [("packets of this node", packet_to(address))]
@@ -152,7 +152,7 @@ def _to_pod(node: Node, pod: VethPod, address: Address) -> Iterator[Finding]:
             return
 
 
-def _elsewhere(node: Node, pod: VethPod, packet: Packet, choice: Choice) -> Finding:
+def _elsewhere(node: CheckedNode, pod: VethPod, packet: Packet, choice: Choice) -> Finding:
     address, route = packet.destination, choice.route
     link = node.link_of(choice.ifindex)
     name = link.name if link else f"interface {choice.ifindex}"
@@ -174,7 +174,7 @@ def _addresses_of(pod: VethPod) -> tuple[str, ...]:
     return gateways_of(name), ipv6_of(name)
 
 
-def _from_pod(node: Node, pod: VethPod, address: Address) -> Iterator[Finding]:
+def _from_pod(node: CheckedNode, pod: VethPod, address: Address) -> Iterator[Finding]:
     gate = pod.gate.name if pod.gate else ""
     version = address.version
     for service in _SERVICES:
@@ -207,13 +207,13 @@ def _is_proxied(choice: Choice) -> bool:
     return choice.rule is not None and bool(choice.rule.mask)
 
 
-def _pod_behind(node: Node, choice: Choice) -> str:
+def _pod_behind(node: CheckedNode, choice: Choice) -> str:
     """Returns the name of the host veth of a pod that a route uses, "" if it uses none."""
     link = node.link_of(choice.ifindex)
     return link.name if link and link.name in node.pod_interfaces else ""
 
 
-def _through_pods(node: Node, pod: VethPod, choice: Choice, name: str) -> Finding:
+def _through_pods(node: CheckedNode, pod: VethPod, choice: Choice, name: str) -> Finding:
     """Returns the finding about default routes through pods, as DHCP clients create them; one command for all."""
     text = f'packets to other machines are sent to "{name}", the interface of a pod: {node.describe(choice.route)}'
     commands = []
@@ -226,10 +226,12 @@ def _through_pods(node: Node, pod: VethPod, choice: Choice, name: str) -> Findin
         "a DHCP client or a network manager of the host configures the pods' interfaces: exclude them there "
         "(dhcpcd.conf: denyinterfaces veth*), or the route returns"
     )
-    return _THROUGH_POD.finding(pod.item.network.name, text, Run(" && ".join(commands)), advice=advice, objects=(name,))
+    return _THROUGH_POD.finding(
+        pod.item.network.name, text, ShellCommand(" && ".join(commands)), advice=advice, objects=(name,)
+    )
 
 
-def _loop(node: Node, pod: VethPod, packet: Packet, choice: Choice) -> Finding:
+def _loop(node: CheckedNode, pod: VethPod, packet: Packet, choice: Choice) -> Finding:
     gate = pod.gate.name if pod.gate else ""
     text = f'packets from the pods to other machines are sent back to "{gate}": {node.describe(choice.route)}'
     fix, advice = route_fixes.from_pod(node, pod, packet, choice)
@@ -237,7 +239,7 @@ def _loop(node: Node, pod: VethPod, packet: Packet, choice: Choice) -> Finding:
     return _LOOPS.finding(pod.item.network.name, text, fix or _ADVICE, advice=advice, behind=behind)
 
 
-def _refused(node: Node, pod: VethPod, packet: Packet, choice: Choice, which: str) -> Finding:
+def _refused(node: CheckedNode, pod: VethPod, packet: Packet, choice: Choice, which: str) -> Finding:
     """Returns the finding about packets without a route, with the entry that refuses them."""
     if choice.route is not None:
         verb = "delivers to this host" if choice.kind == LOCAL else "refuses"
@@ -258,7 +260,7 @@ def _refused(node: Node, pod: VethPod, packet: Packet, choice: Choice, which: st
     return _REFUSED.finding(pod.item.network.name, text, fix or _ADVICE, advice=advice, objects=objects, behind=behind)
 
 
-def _reverse(node: Node, pod: Address, remote: Address, choice: Choice) -> Iterator[Finding]:
+def _reverse(node: CheckedNode, pod: Address, remote: Address, choice: Choice) -> Iterator[Finding]:
     uplink = node.link_of(choice.ifindex)
     if uplink is None or not _is_strict(uplink):
         return

@@ -20,16 +20,16 @@ from podwire.doctor.accepting import accept_commands
 from podwire.doctor.attachments import rules_of
 from podwire.doctor.culprits import Culprit, is_iptables, look, owner_of_event
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.doctor.pods import host_addresses
 from podwire.doctor.probes import Happening, Prediction
-from podwire.doctor.run import Run
+from podwire.doctor.shell_command import ShellCommand
 from podwire.node.programs import find_program, get_output_lines
 from podwire.node.rule_owners import ADMINISTRATOR, PODWIRE
 from podwire.output import plural
 from podwire.predictions.conditions import conditions_of
 from podwire.predictions.evaluation import FORWARD, Fate, PacketEvent
-from podwire.predictions.verdicts import Action
+from podwire.predictions.verdicts import RuleAction
 
 _GROUP = "packet filter"
 LEGACY = "iptables-legacy"  # a value of `Finding.objects`
@@ -122,7 +122,7 @@ _SEGMENTS = Fault(
 )
 
 
-def _check(node: Node) -> Iterator[Finding]:
+def _check(node: CheckedNode) -> Iterator[Finding]:
     if not any(node.has_pods(item.network.name) for item in node.interfaces):
         return
     prediction, programs = Prediction(node), _Programs()
@@ -143,7 +143,7 @@ def _check(node: Node) -> Iterator[Finding]:
         yield ok_finding("rules", "", text)
 
 
-def _is_relevant(node: Node, programs: _Programs, one: Happening) -> bool:
+def _is_relevant(node: CheckedNode, programs: _Programs, one: Happening) -> bool:
     """Returns whether an event is another program's and not meant for the pods' packets."""
     event = one.event
     if owner_of_event(event) == PODWIRE:
@@ -172,7 +172,7 @@ def _takes_away(programs: _Programs, one: Happening) -> bool:
     return one.label in (probes.TO_OTHERS, probes.TO_LAN, probes.TO_NODE) and not is_proxied
 
 
-def _spoils_source(node: Node, one: Happening) -> bool:
+def _spoils_source(node: CheckedNode, one: Happening) -> bool:
     """Returns whether a rule sets a source address that gets no answers, or leaves few source ports."""
     action = one.event.action
     if one.label in (probes.TO_OTHERS, probes.TO_LAN):
@@ -181,7 +181,7 @@ def _spoils_source(node: Node, one: Happening) -> bool:
     return one.label == probes.PUBLISHED and one.event.rule is not None
 
 
-def _has_few_ports(action: Action) -> bool:
+def _has_few_ports(action: RuleAction) -> bool:
     return 0 < action.ports < _FEW_PORTS
 
 
@@ -205,7 +205,7 @@ class _Programs:
         return frozenset((one.protocol, one.port) for one in list_listeners({6, 17}))
 
 
-def _finding(node: Node, culprit: Culprit, uplinks: list[str]) -> Finding:
+def _finding(node: CheckedNode, culprit: Culprit, uplinks: list[str]) -> Finding:
     event, item = culprit.event, culprit.item
     fault = _fault(culprit)
     text = f"{culprit.place} {_what(event)} packets {_which(culprit)}{_quotation(culprit)}"
@@ -217,7 +217,7 @@ def _finding(node: Node, culprit: Culprit, uplinks: list[str]) -> Finding:
     return fault.finding(
         item.network.name,
         text,
-        Run(" && ".join(commands)) if commands else _advice(culprit, fault),
+        ShellCommand(" && ".join(commands)) if commands else _advice(culprit, fault),
         advice=_lasting(culprit) if commands else "",
         objects=_objects(culprit),
         behind=_behind(culprit),

@@ -16,8 +16,8 @@ from ipam.host_local import listing
 from ipam.host_local.store import ReservationStore
 from podwire import attachments, runtimes
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
-from podwire.doctor.node import Interface, Node, mount_point, types_of
-from podwire.doctor.run import Run
+from podwire.doctor.node import CheckedNode, InterfaceConf, mount_point, types_of
+from podwire.doctor.shell_command import ShellCommand
 from podwire.layers import describe_caches
 from podwire.node.leaks import HOST_VETH
 from podwire.node.records import Reservation
@@ -74,7 +74,7 @@ _CLOCK = Fault(
 )
 
 
-def _directories(node: Node) -> Iterator[Finding]:
+def _directories(node: CheckedNode) -> Iterator[Finding]:
     for runtime in node.runtimes:
         if runtime.problem:
             yield _UNREAD.finding(runtime.name, runtime.problem.msg, runtime.problem.details)
@@ -86,7 +86,7 @@ def _directories(node: Node) -> Iterator[Finding]:
             yield from findings or [ok_finding("directories", runtime.name, where)]
 
 
-def _versions(node: Node) -> Iterator[Finding]:
+def _versions(node: CheckedNode) -> Iterator[Finding]:
     # Multus returns the result of the cluster's network; those of NetworkAttachmentDefinitions stay in its cache.
     refused = [one for one in node.networks if one.single_version == _CURRENT and one.name in node.configured_names]
     is_used = any(
@@ -105,7 +105,7 @@ def _versions(node: Node) -> Iterator[Finding]:
             yield _REFUSED.finding(network.name, text, fix, severity=_severity("containerd"))
 
 
-def _networks(node: Node, runtime: Runtime) -> Iterator[Finding]:
+def _networks(node: CheckedNode, runtime: Runtime) -> Iterator[Finding]:
     if os.path.realpath(runtime.conf_dir) != os.path.realpath(node.conf_dir):
         text = f"it reads networks from {runtime.conf_dir}, but doctor checks {node.conf_dir}"
         fix = f"podwire doctor --conf-dir {quote(runtime.conf_dir)}"
@@ -117,7 +117,7 @@ def _severity(name: str) -> Severity | None:
     return None if runtimes.is_running(name) else Severity.NOTE
 
 
-def _plugins(node: Node, runtime: Runtime) -> Iterator[Finding]:
+def _plugins(node: CheckedNode, runtime: Runtime) -> Iterator[Finding]:
     """Yields a finding for the first plugin of which the runtime runs a different file than the one doctor checks."""
     kinds = {kind for network in node.networks for kind in types_of(network)} or set(node.plugins)
     for kind in sorted(kinds):
@@ -136,7 +136,7 @@ def _plugins(node: Node, runtime: Runtime) -> Iterator[Finding]:
                     "should replace them"
                 )
             else:
-                fix = Run(fix)
+                fix = ShellCommand(fix)
         elif not theirs:
             fix = f'install "{kind}" into {directory}'
         yield _ELSEWHERE.finding(runtime.name, text, fix, advice=advice, severity=_severity(runtime.name))
@@ -158,7 +158,7 @@ def _is_podwire(path: str) -> bool:
     return bool(path) and os.path.isfile(beside) and _is_same(path, beside)
 
 
-def _cache(node: Node) -> Iterator[Finding]:
+def _cache(node: CheckedNode) -> Iterator[Finding]:
     missing_delegates = attachments.describe_missing_delegates(attachments.list_cached(node.layers))
     for text in missing_delegates:
         yield UNSEEN.finding("Multus", text, attachments.MISSING_DELEGATES_FIX)
@@ -180,7 +180,7 @@ def _cache(node: Node) -> Iterator[Finding]:
         yield ok_finding("cache", describe_caches(node.layers), f"{attachments_text}, all running")
 
 
-def _unread(node: Node) -> dict[str, str]:
+def _unread(node: CheckedNode) -> dict[str, str]:
     """Returns the reasons why attachments are unknown, by file or network; other checks leave these attachments out."""
     reasons = {}
     for path in node.unread:
@@ -194,7 +194,7 @@ def _unread(node: Node) -> dict[str, str]:
     return reasons
 
 
-def _reserved(item: Interface) -> int:
+def _reserved(item: InterfaceConf) -> int:
     """Returns the number of addresses in a network's store that are reserved for pods whose ADD has ended."""
     if not item.data_dir:
         return 0
@@ -207,7 +207,7 @@ def _reserved(item: Interface) -> int:
     return sum(one.has_container and not one.is_recent for one in reservations)
 
 
-def _ports(node: Node, item: Interface) -> int:
+def _ports(node: CheckedNode, item: InterfaceConf) -> int:
     """Returns the number of a bridge's ports that have the name of a host veth."""
     bridge = node.link(item.bridge) if item.bridge else None
     ports = (link for link in node.links if bridge and link.master == bridge.index and link.kind == "veth")
@@ -215,7 +215,7 @@ def _ports(node: Node, item: Interface) -> int:
     return 0 if shared else sum(bool(HOST_VETH.fullmatch(port.name)) for port in ports)
 
 
-def _disk(node: Node) -> Iterator[Finding]:
+def _disk(node: CheckedNode) -> Iterator[Finding]:
     for directory in dict.fromkeys(layer.cache_dir for layer in node.layers):
         if os.path.isdir(directory):
             yield from _disk_of(directory)
@@ -225,7 +225,9 @@ def _disk_of(directory: str) -> Iterator[Finding]:
     about = os.statvfs(directory)
     if about.f_flag & os.ST_RDONLY:
         yield _DISK.finding(
-            directory, "it is on a read-only file system", Run(f"mount -o remount,rw {quote(mount_point(directory))}")
+            directory,
+            "it is on a read-only file system",
+            ShellCommand(f"mount -o remount,rw {quote(mount_point(directory))}"),
         )
     elif about.f_blocks and not about.f_bavail:
         yield _DISK.finding(directory, "its file system is full", f"free some space: df {directory}")
@@ -233,7 +235,7 @@ def _disk_of(directory: str) -> Iterator[Finding]:
         yield _DISK.finding(directory, "its file system has no free inodes", f"delete some files: df -i {directory}")
 
 
-def _clock(node: Node) -> Iterator[Finding]:
+def _clock(node: CheckedNode) -> Iterator[Finding]:
     newest = max((os.lstat(one.path).st_mtime for one in node.known if os.path.lexists(one.path)), default=0.0)
     if newest > time.time() + _SKEW_S:
         text = f"the newest attachment's time is {newest - time.time():.0f} s in the future"

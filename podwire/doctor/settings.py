@@ -8,9 +8,9 @@ from typing import NamedTuple
 from kernel import sysctl
 from podwire.doctor import local_ports
 from podwire.doctor.finding import Check, Fault, Finding, Severity
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.doctor.pods import list_pods, list_uplinks
-from podwire.doctor.run import Run
+from podwire.doctor.shell_command import ShellCommand
 
 _GROUP = "kernel"
 
@@ -92,7 +92,7 @@ _SETTINGS = (
 )
 
 
-def _check(node: Node) -> Iterator[Finding]:
+def _check(node: CheckedNode) -> Iterator[Finding]:
     pods = list_pods(node)
     if not pods:
         return
@@ -103,14 +103,14 @@ def _check(node: Node) -> Iterator[Finding]:
             name = one.name.format(interface)
             value = _number(node, name)
             if value is not None and one.is_bad(value):
-                fix = Run(sysctl.command(name, one.good))
+                fix = ShellCommand(sysctl.command(name, one.good))
                 yield one.fault.finding(f"net/{name}", f"it is {value}: {one.effect}", fix)
     if few := local_ports.find(node.sysctl):
-        change: str = Run(f"sysctl -w net/{few.assignment}") if few.assignment else few.advice
+        change: str = ShellCommand(f"sysctl -w net/{few.assignment}") if few.assignment else few.advice
         yield _HINDERS.finding(f"net/{few.setting}", f"{few.text}: the host can open few connections at a time", change)
 
 
-def _number(node: Node, name: str) -> int | None:
+def _number(node: CheckedNode, name: str) -> int | None:
     value = node.sysctl(name) or ""
     return int(value) if value.isdigit() else None
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from shlex import quote
 
 from podwire.doctor.finding import Check, Fault, Finding, Severity
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.doctor.pods import VethPod, list_pods
-from podwire.doctor.run import Run
+from podwire.doctor.shell_command import ShellCommand
 from podwire.facts import cgroups
 from podwire.predictions import obstacles
 
@@ -59,7 +59,7 @@ _CGROUP = Fault(
 )
 
 
-def _check(node: Node) -> Iterator[Finding]:
+def _check(node: CheckedNode) -> Iterator[Finding]:
     faults = {fault.name: fault for fault in _FAULTS}
     pods = list_pods(node)
     of_pods = {link.index: link for pod in pods for link in (pod.gate, pod.host_veth) if link}
@@ -67,7 +67,7 @@ def _check(node: Node) -> Iterator[Finding]:
     for index, link in {**of_pods, **uplinks}.items():
         for one in obstacles.list_obstacles(node, link):
             advice = one.advice or f"change it in the program that created it; to list it: {one.look}"
-            fix = Run(one.command) if one.command and index in of_pods else advice
+            fix = ShellCommand(one.command) if one.command and index in of_pods else advice
             fault = faults[one.name]
             objects = (link.name,) if fault.severity is Severity.PROBLEM else ()
             yield fault.finding(link.name, one.text, fix, objects=objects)

@@ -29,7 +29,7 @@ _FLUSHING = "ipv6/conf/all/disable_ipv6"
 _VARIES = re.compile(r"# handle \d+|packets \d+ bytes \d+")
 
 
-class Undo:
+class CommandUndo:
     """The undo of a command line; created before the command runs."""
 
     def __init__(self, command: str) -> None:

@@ -17,9 +17,9 @@ from kernel.route import TABLE_MAIN
 from podwire.doctor import route_fixes
 from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.gateways import advertised_at
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.doctor.pods import VethPod, list_pods, list_uplinks, remote_addresses
-from podwire.doctor.run import Run, unless_intended
+from podwire.doctor.shell_command import ShellCommand, unless_intended
 
 _GROUP = "routes"
 _ETHERNET_MAC = len("02:00:00:00:00:01")
@@ -56,7 +56,7 @@ _IPV6_OFF = Fault(
 )
 
 
-def _check(node: Node) -> Iterator[Finding]:
+def _check(node: CheckedNode) -> Iterator[Finding]:
     pods = [pod for pod in list_pods(node) if pod.item.routed]
     if pods:
         advertised = list(_advertised(node, pods))
@@ -68,18 +68,18 @@ def _check(node: Node) -> Iterator[Finding]:
             yield from _disabled_ipv6(node, pods)
 
 
-def _advertised(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
+def _advertised(node: CheckedNode, pods: list[VethPod]) -> Iterator[Finding]:
     to_pods = {link.index: link for pod in pods for link in (pod.gate, pod.host_veth) if link}
     for route in node.fib.routes:
         link = to_pods.get(route.ifindex)
         if link is not None and route.protocol == BY_ADVERTISEMENT and not route.destination.prefixlen:
             text = f'a pod advertised itself as router: {node.describe(route)}, learned at "{link.name}"'
             off = sysctl.command(f"ipv6/conf/{link.name}/accept_ra", "0")
-            fix = Run(f"{off} && {route_fixes.deletion(route, node.names)}")
+            fix = ShellCommand(f"{off} && {route_fixes.deletion(route, node.names)}")
             yield _ADVERTISED.finding(link.name, text, fix, objects=(advertised_at(link.name),))
 
 
-def _occupied_gateways(node: Node) -> Iterator[Finding]:
+def _occupied_gateways(node: CheckedNode) -> Iterator[Finding]:
     gateways = {hop: route for route in node.fib.routes if route.table == TABLE_MAIN for _, hop in route.hops if hop}
     for gateway, route in gateways.items():
         links = node.links_by_address.get(gateway, [])
@@ -92,7 +92,7 @@ def _occupied_gateways(node: Node) -> Iterator[Finding]:
             yield _OCCUPIED.finding(links[0].name, text, fix)
 
 
-def _wide_subnets(node: Node) -> Iterator[Finding]:
+def _wide_subnets(node: CheckedNode) -> Iterator[Finding]:
     for link in list_uplinks(node):
         for one in node.addresses.get(link.index, ()):
             network = one.address.network
@@ -106,14 +106,14 @@ def _wide_subnets(node: Node) -> Iterator[Finding]:
                 )
 
 
-def _is_on_link(node: Node, link: Link) -> bool:
+def _is_on_link(node: CheckedNode, link: Link) -> bool:
     """Returns whether the host sends packets to a wide subnet without a gateway, so that it looks for each machine."""
     routes = (one for one in node.fib.routes if one.ifindex == link.index and not one.gateway)
     is_used = any(0 < one.destination.prefixlen < _SHORTEST_PREFIX for one in routes)
     return is_used and len(link.mac) == _ETHERNET_MAC and not link.flags & IFF_NOARP
 
 
-def _sources(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
+def _sources(node: CheckedNode, pods: list[VethPod]) -> Iterator[Finding]:
     """Yields uplinks whose masqueraded packets get no answers: they leave with a pods' or a link-local address."""
     subnets, gates = [subnet for pod in pods for subnet in pod.item.subnets], [pod.gate for pod in pods]
     for version in (4, 6):
@@ -129,7 +129,7 @@ def _sources(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
             yield _SOURCE.finding(uplink.name, text, "give it its address again")
 
 
-def _disabled_ipv6(node: Node, pods: list[VethPod]) -> Iterator[Finding]:
+def _disabled_ipv6(node: CheckedNode, pods: list[VethPod]) -> Iterator[Finding]:
     has_route = node.fib.look_up(packet_to(remote_addresses(6)[0])).kind
     if has_route or not any(_is_masqueraded(pod, 6) for pod in pods):
         return

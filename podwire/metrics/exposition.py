@@ -20,7 +20,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Family:
+class MetricFamily:
     """A metric: its name, its type, its meaning, its samples."""
 
     name: str
@@ -29,7 +29,7 @@ class Family:
     samples: tuple[Sample, ...]
 
 
-def render(families: Iterable[Family]) -> str:
+def render(families: Iterable[MetricFamily]) -> str:
     """Returns families as text, those without samples left out."""
     lines = []
     for family in families:

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from podwire.doctor.finding import UNSEEN, Check, Finding, Severity
-from podwire.metrics.exposition import GAUGE, Family, Sample
+from podwire.metrics.exposition import GAUGE, MetricFamily, Sample
 from podwire.node.model import AttachmentState, NodeInventory
 from podwire.node.snapshot import Snapshot
 
 Findings = Sequence[tuple[Check, Finding]]
 
 
-def families(node: NodeInventory, snapshot: Snapshot, findings: Findings) -> Iterator[Family]:
+def families(node: NodeInventory, snapshot: Snapshot, findings: Findings) -> Iterator[MetricFamily]:
     """Yields the metrics of a node; `snapshot` is for the owners of addresses."""
     yield from _addresses(snapshot)
     states = Counter((pod.network, pod.state) for pod in node.pods)
@@ -23,11 +23,11 @@ def families(node: NodeInventory, snapshot: Snapshot, findings: Findings) -> Ite
         for name in networks
         for state in AttachmentState
     )
-    yield Family(
+    yield MetricFamily(
         "podwire_attachments", GAUGE, "Attachments by the state that `podwire show` prints.", tuple(attachments)
     )
     leaks = Counter((leak.network, leak.kind) for leak in node.leaks)
-    yield Family(
+    yield MetricFamily(
         "podwire_leaked_objects",
         GAUGE,
         "Objects of attachments that are no longer running.",
@@ -35,19 +35,19 @@ def families(node: NodeInventory, snapshot: Snapshot, findings: Findings) -> Ite
     )
     bad = (item for item in findings if item[1].severity is not Severity.OK)
     counts = Counter((finding.name, finding.severity.value, check.group) for check, finding in bad)
-    yield Family(
+    yield MetricFamily(
         "podwire_findings",
         GAUGE,
         "Findings of `podwire doctor`, by their names.",
         _samples(("name", "severity", "group"), counts.items()),
     )
     is_complete = not node.unseen and all(finding.name != UNSEEN.name for _, finding in findings)
-    yield Family(
+    yield MetricFamily(
         "podwire_inspection_complete", GAUGE, "Whether everything could be inspected.", (Sample({}, is_complete),)
     )
 
 
-def _addresses(snapshot: Snapshot) -> Iterator[Family]:
+def _addresses(snapshot: Snapshot) -> Iterator[MetricFamily]:
     """Yields size, reserved and leaked addresses of each range set of host-local."""
     size, used, leaked = [], [], []
     for pool in snapshot.records.pools:
@@ -58,11 +58,11 @@ def _addresses(snapshot: Snapshot) -> Iterator[Family]:
             size.append(Sample(labels, range_set.size))
             used.append(Sample(labels, pool.in_use(range_set)))
             leaked.append(Sample(labels, sum(range_set.holds(int(address)) for address in same)))
-    yield Family("podwire_ipam_addresses", GAUGE, "Addresses in a range set of host-local.", tuple(size))
-    yield Family(
+    yield MetricFamily("podwire_ipam_addresses", GAUGE, "Addresses in a range set of host-local.", tuple(size))
+    yield MetricFamily(
         "podwire_ipam_addresses_used", GAUGE, "Addresses that are reserved, leaked ones included.", tuple(used)
     )
-    yield Family(
+    yield MetricFamily(
         "podwire_ipam_addresses_leaked",
         GAUGE,
         "Addresses reserved for containers that are no longer running.",

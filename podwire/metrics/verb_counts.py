@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from cni import gojson
 from cni.errors import CniError, Code
-from podwire.metrics.exposition import COUNTER, HISTOGRAM, Family, Sample
+from podwire.metrics.exposition import COUNTER, HISTOGRAM, MetricFamily, Sample
 from process import files
 
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -53,7 +53,7 @@ class VerbCounts:
             file.seek(offset)
             self.positions[path] = status.st_ino, offset + self._count(_chunks(file.fileno()))
 
-    def families(self) -> Iterator[Family]:
+    def families(self) -> Iterator[MetricFamily]:
         """Yields the counts as metrics."""
         samples = []
         for (plugin, command), one in sorted(self.durations.items()):
@@ -63,12 +63,14 @@ class VerbCounts:
                 total += count
                 samples.append(Sample({**labels, "le": bound}, total, "_bucket"))
             samples += [Sample(labels, one.sum_s, "_sum"), Sample(labels, total, "_count")]
-        yield Family("podwire_verb_duration_seconds", HISTOGRAM, "Durations of the verbs in the log.", tuple(samples))
+        yield MetricFamily(
+            "podwire_verb_duration_seconds", HISTOGRAM, "Durations of the verbs in the log.", tuple(samples)
+        )
         errors = (
             Sample({"plugin": plugin, "command": command, "code": code}, number)
             for (plugin, command, code), number in sorted(self.errors.items())
         )
-        yield Family("podwire_verb_errors_total", COUNTER, "Verbs in the log that failed.", tuple(errors))
+        yield MetricFamily("podwire_verb_errors_total", COUNTER, "Verbs in the log that failed.", tuple(errors))
 
     def to_json(self) -> dict[str, object]:
         """Returns the content of the state file."""

@@ -18,7 +18,7 @@ from podwire.node import links
 from podwire.node import records as records_module
 from podwire.node import rules as rules_module
 from podwire.node.leaks import find_leaks
-from podwire.node.model import AttachmentState, HostInterface, NodeInventory, NodeNetwork, Pod, Range
+from podwire.node.model import AttachmentState, HostInterface, NodeInventory, NodeNetwork, Pod, RangeUsage
 from podwire.node.records import Directories, Records, bridge_names
 from podwire.node.rules import Rules
 from podwire.node.snapshot import Snapshot
@@ -152,11 +152,11 @@ def _from_file(snapshot: Snapshot, file: NetworkFile, counts: dict[str, int]) ->
     return NodeNetwork(name, file.path, types, bridges, ranges, counts.get(name, 0))
 
 
-def _ranges(records: Records, network: str) -> Iterable[Range]:
+def _ranges(records: Records, network: str) -> Iterable[RangeUsage]:
     for pool in records.pools:
         if pool.network == network:
             for number, range_set in enumerate(pool.range_sets):
-                yield Range(pool.data_dir, number, str(range_set), range_set.size, pool.in_use(range_set))
+                yield RangeUsage(pool.data_dir, number, str(range_set), range_set.size, pool.in_use(range_set))
 
 
 def _bridges(snapshot: Snapshot) -> Iterable[HostInterface]:

@@ -154,7 +154,7 @@ class Pod:
 
 
 @dataclass(frozen=True)
-class Range:
+class RangeUsage:
     """A range set of host-local: its size, and how many of its addresses are reserved."""
 
     data_dir: str
@@ -185,7 +185,7 @@ class NodeNetwork:
     file: str = ""
     plugins: tuple[str, ...] = ()
     bridges: tuple[str, ...] = ()
-    ranges: tuple[Range, ...] = ()
+    ranges: tuple[RangeUsage, ...] = ()
     attachments: int = 0
     problem: str = ""
 

@@ -11,7 +11,7 @@ from cni.errors import CniError, Code
 from kernel.netfilter import iptables
 from kernel.system import PROGRAM_DIRECTORIES
 from process import child
-from process.child import Command
+from process.child import ChildCommand
 from process.stderr import one_line
 
 _LIMIT_S = 5.0
@@ -25,7 +25,7 @@ def find_program(name: str, path: str = "") -> str:
 
 def get_output_lines(program: str, *options: str) -> list[str]:
     """Runs a program and returns the lines of its output; raises CniError if it fails."""
-    (outcome,) = child.run(Command((program, *options), {"LC_ALL": "C"}, capture_stderr=True), limit_s=_LIMIT_S)
+    (outcome,) = child.run(ChildCommand((program, *options), {"LC_ALL": "C"}, capture_stderr=True), limit_s=_LIMIT_S)
     if outcome.status:
         stderr = one_line(outcome.stderr.decode("utf-8", "replace").strip())
         raise CniError(Code.IO_FAILURE, f"{' '.join((program, *options))}: {outcome.ending}: {stderr}")

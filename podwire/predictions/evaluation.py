@@ -16,7 +16,7 @@ from kernel.netfilter.packet import DNAT_STATUS, TRANSPORT, UNTRACKED, Packet
 from kernel.netfilter.ruleset import ARP, NETDEV, FilterChain, FilterRule, Ruleset
 from podwire.predictions import legacy_rules
 from podwire.predictions.nft_machine import Machine
-from podwire.predictions.verdicts import UNCHANGED, Action, Match
+from podwire.predictions.verdicts import UNCHANGED, Match, RuleAction
 from process.values import dataclass, replace
 
 PREROUTING, INPUT, FORWARD, OUTPUT, POSTROUTING = range(5)  # NF_INET_*
@@ -43,7 +43,7 @@ class PacketEvent(NamedTuple):
     `base` is the base chain, `path` the rules whose jumps lead from it to `chain`.
     """
 
-    action: Action
+    action: RuleAction
     chain: FilterChain
     rule: FilterRule | None
     fate: Fate
@@ -147,7 +147,7 @@ class _Walk:
             try:
                 self._chain(chain, 0)
                 if chain.drops:
-                    self._add(Action("drop"), chain, None, Fate.CERTAIN if self._certain else Fate.PERHAPS)
+                    self._add(RuleAction("drop"), chain, None, Fate.CERTAIN if self._certain else Fate.PERHAPS)
             except _Ended:
                 pass
             packet = self._packet
@@ -184,7 +184,7 @@ class _Walk:
             else:
                 self._end(chain, rule, action, match)
 
-    def _jump(self, chain: FilterChain, action: Action, match: Match, depth: int) -> None:
+    def _jump(self, chain: FilterChain, action: RuleAction, match: Match, depth: int) -> None:
         target = FilterChain(chain.family, chain.table, action.chain, tool=chain.tool)
         if match is Match.YES:
             self._chain(target, depth + 1)
@@ -197,7 +197,7 @@ class _Walk:
         if not all(ends) or not ends:
             self._certain = False
 
-    def _end(self, chain: FilterChain, rule: FilterRule, action: Action, match: Match) -> None:
+    def _end(self, chain: FilterChain, rule: FilterRule, action: RuleAction, match: Match) -> None:
         if action.kind == "accept":
             if match is Match.YES:
                 if self._base.kind == "nat":  # it may keep the packet from a later rule of the chain
@@ -216,7 +216,7 @@ class _Walk:
             if action.kind in _REWRITES:
                 raise _Ended
 
-    def _rewrite(self, action: Action) -> None:
+    def _rewrite(self, action: RuleAction) -> None:
         if action.kind == "untrack":
             self._packet = replace(self._packet, state=UNTRACKED)
         elif action.kind == "dnat":
@@ -227,11 +227,11 @@ class _Walk:
         if action.kind in _REWRITES:
             self._is_rewritten = True
 
-    def _match(self, rule: FilterRule) -> tuple[Match, Action | None, object]:
+    def _match(self, rule: FilterRule) -> tuple[Match, RuleAction | None, object]:
         if rule.words:
             return legacy_rules.evaluate(rule.words, self._packet)
         machine = Machine(self._ruleset, rule, self._packet)
         return machine.run(), machine.action, machine.mark
 
-    def _add(self, action: Action, chain: FilterChain, rule: FilterRule | None, fate: Fate) -> None:
+    def _add(self, action: RuleAction, chain: FilterChain, rule: FilterRule | None, fate: Fate) -> None:
         self._events.append(PacketEvent(action, chain, rule, fate, self._packet, self._base, tuple(self._path)))

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from cni.address import Address
 from kernel.netfilter.packet import Packet
-from podwire.predictions.verdicts import UNCHANGED, Action, Match
+from podwire.predictions.verdicts import UNCHANGED, Match, RuleAction
 from podwire.predictions.xt_rules import PARTIAL, SMALLEST_MSS
 
 _PROTOCOLS = {"tcp": 6, "udp": 17, "icmp": 1, "ipv6-icmp": 58, "sctp": 132, "all": 0}
@@ -53,7 +53,7 @@ def services(words: tuple[str, ...]) -> list[tuple[int, int]]:
     return [(number, port) for port in ports for number in ([protocol] if protocol else [6, 17])]
 
 
-def evaluate(words: tuple[str, ...], packet: Packet) -> tuple[Match, Action | None, object]:
+def evaluate(words: tuple[str, ...], packet: Packet) -> tuple[Match, RuleAction | None, object]:
     """Returns whether a rule matches, its action, None for one that lets the packet continue, and the mark it sets."""
     match = Match.YES
     options = list(_options(words))
@@ -127,36 +127,36 @@ def _has_port(port: int | None, value: str) -> bool | None:
     return False
 
 
-def _end(options: list[tuple[str, bool, str]], packet: Packet) -> tuple[Action | None, object]:
+def _end(options: list[tuple[str, bool, str]], packet: Packet) -> tuple[RuleAction | None, object]:
     values = {name: value for name, _, value in options}
     if "-g" in values:
-        return Action("goto", values["-g"]), UNCHANGED
+        return RuleAction("goto", values["-g"]), UNCHANGED
     target = values.get("-j", "")
     if target == "NFQUEUE":
         number = values.get("--queue-num") or values.get("--queue-balance", "0").partition(":")[0]
-        return (None if "--queue-bypass" in values else Action("queue", port=int(number or 0))), UNCHANGED
+        return (None if "--queue-bypass" in values else RuleAction("queue", port=int(number or 0))), UNCHANGED
     if target in _ACTIONS:
         address, port = _address(values.get("--to-destination") or values.get("--to-source") or "")
         ports, _, last = values.get("--to-ports", "").partition("-")
         port = int(ports) if ports.isdigit() else port
         count = int(last or ports) - port + 1 if target == "MASQUERADE" and (last or ports).isdigit() else 0
-        return Action(_ACTIONS[target], "", address, port, count), UNCHANGED
+        return RuleAction(_ACTIONS[target], "", address, port, count), UNCHANGED
     if target == "CT" and "--notrack" in values:
-        return Action("untrack"), UNCHANGED
+        return RuleAction("untrack"), UNCHANGED
     if target == "CT" and values.get("--zone", "0") != "0":
-        return Action("zone"), UNCHANGED
+        return RuleAction("zone"), UNCHANGED
     if target == "TCPMSS" and int(values.get("--set-mss", SMALLEST_MSS)) < SMALLEST_MSS:
-        return Action("mss"), UNCHANGED
+        return RuleAction("mss"), UNCHANGED
     if target in ("TTL", "HL"):
         value = values.get("--ttl-set") or values.get("--hl-set") or ""
-        return (Action("expire") if value in ("0", "1") else None), UNCHANGED
+        return (RuleAction("expire") if value in ("0", "1") else None), UNCHANGED
     if target == "MARK":
         return None, _mark(values.get("--set-xmark") or values.get("--set-mark") or "", packet)
     if target == "CONNMARK" and "--restore-mark" in values:
         return None, None
     if not target or target in _CONTINUES:
         return None, UNCHANGED
-    return Action("jump", target), UNCHANGED
+    return RuleAction("jump", target), UNCHANGED
 
 
 def _mark(text: str, packet: Packet) -> object:

@@ -10,7 +10,7 @@ from kernel.netfilter.nft_expression import CT_MARK, CT_STATE, parse_content
 from kernel.netfilter.packet import NETWORK, TRANSPORT, Packet, host_number
 from kernel.netfilter.ruleset import Expression, FilterRule, Ruleset
 from podwire.predictions import xt_rules
-from podwire.predictions.verdicts import UNCHANGED, Action, Match
+from podwire.predictions.verdicts import UNCHANGED, Match, RuleAction
 
 # linux/netfilter/nf_tables.h
 _PROTOCOL, _MARK, _IIF, _OIF, _IIFNAME, _OIFNAME, _IIFTYPE, _OIFTYPE, _NFPROTO, _L4PROTO = (
@@ -73,7 +73,7 @@ class Machine:
         self._ports: list[int] = []
         self._protocol = 0
         self.match = Match.YES
-        self.action: Action | None = None
+        self.action: RuleAction | None = None
         self.mark: object = UNCHANGED
 
     def run(self) -> Match:
@@ -187,7 +187,7 @@ class Machine:
         key, packet = number_of(fields, 2), self._packet
         if 4 in fields:
             if key == _CT_ZONE:
-                self.action = Action("zone")
+                self.action = RuleAction("zone")
             return Match.YES
         values = {
             CT_STATE: host_number(packet.state),
@@ -294,28 +294,28 @@ class Machine:
         return self._store(number_of(fields, 1), fields.get(2, b""))
 
     def _set_verdict(self, code: int, chain: bytes) -> None:
-        self.action = Action(VERDICTS.get(code, "queue"), chain.rstrip(b"\0").decode(errors="replace"))
+        self.action = RuleAction(VERDICTS.get(code, "queue"), chain.rstrip(b"\0").decode(errors="replace"))
 
     def _notrack(self, _fields: _Fields) -> Match:
-        self.action = Action("untrack")
+        self.action = RuleAction("untrack")
         return Match.YES
 
     def _reject(self, _fields: _Fields) -> Match:
-        self.action = Action("reject")
+        self.action = RuleAction("reject")
         return Match.YES
 
     def _queue(self, fields: _Fields) -> Match:
         if not number_of(fields, 3) & _QUEUE_BYPASS:
-            self.action = Action("queue", port=number_of(fields, 1))
+            self.action = RuleAction("queue", port=number_of(fields, 1))
         return Match.YES
 
     def _masq(self, fields: _Fields) -> Match:
         first, last = self._port(fields, 2), self._port(fields, 3) or self._port(fields, 2)
-        self.action = Action("masquerade", ports=last - first + 1 if first else 0)
+        self.action = RuleAction("masquerade", ports=last - first + 1 if first else 0)
         return Match.YES
 
     def _redir(self, fields: _Fields) -> Match:
-        self.action = Action("redirect", port=self._port(fields, 1))
+        self.action = RuleAction("redirect", port=self._port(fields, 1))
         return Match.YES
 
     def _nat(self, fields: _Fields) -> Match:
@@ -324,7 +324,7 @@ class Machine:
         address: Address | None = None
         if 3 in fields and (data := self._read(number_of(fields, 3), size)):
             address = ip_address(data)
-        self.action = Action(kind, address=address, port=self._port(fields, 5))
+        self.action = RuleAction(kind, address=address, port=self._port(fields, 5))
         return Match.YES
 
     def _port(self, fields: dict[int, bytes], key: int) -> int:

@@ -17,7 +17,7 @@ class Match(IntEnum):
     YES = 3
 
 
-class Action(NamedTuple):
+class RuleAction(NamedTuple):
     """An action: accept, drop, reject, queue, jump, goto, return, dnat, snat, masquerade, redirect, untrack.
 
     `address` and `port` are the new ones of dnat and snat, None and 0 if unknown; of queue, `port` is its number.

@@ -8,7 +8,7 @@ from sys import byteorder
 
 from kernel.device import Device
 from kernel.netfilter.packet import ICMP, ICMPV6, TRANSPORT, Packet
-from podwire.predictions.verdicts import UNCHANGED, Action, Match
+from podwire.predictions.verdicts import UNCHANGED, Match, RuleAction
 
 # Matches of some of a connection's packets: at random, above a rate, by content or by time.
 PARTIAL = frozenset(
@@ -178,7 +178,7 @@ def _multiport(info: bytes, packet: Packet) -> bool | None:
     return matching != bool(inverted)
 
 
-def target(name: str, revision: int, info: bytes, packet: Packet) -> tuple[Action | None, object]:
+def target(name: str, revision: int, info: bytes, packet: Packet) -> tuple[RuleAction | None, object]:
     """Returns the action of a target, None for one that lets the packet continue, and the mark that it sets."""
     mark: object = UNCHANGED
     if name in ("DNAT", "SNAT", "NETMAP"):
@@ -186,23 +186,23 @@ def target(name: str, revision: int, info: bytes, packet: Packet) -> tuple[Actio
         action = _translation("snat" if is_source else "dnat", revision, info)
         return action._replace(ports=_port_count(info) if is_source else 0), mark
     if name == "REDIRECT":
-        return Action("redirect", port=_translation("dnat", 2 if len(info) >= 40 else 0, info).port), mark
+        return RuleAction("redirect", port=_translation("dnat", 2 if len(info) >= 40 else 0, info).port), mark
     if name == "MASQUERADE":
-        return Action("masquerade", ports=_port_count(info)), mark
+        return RuleAction("masquerade", ports=_port_count(info)), mark
     simple = {"REJECT": "reject"}
     simple |= {"NOTRACK": "untrack", "DROP": "drop", "TARPIT": "drop"}
     if name in simple:
-        return Action(simple[name]), mark
+        return RuleAction(simple[name]), mark
     if name == "NFQUEUE" and len(info) >= 2:
         queue, _, flags = struct.unpack_from("=HHH", info.ljust(6, b"\0"))
-        return None if revision >= 2 and flags & 1 else Action("queue", port=queue), mark
+        return None if revision >= 2 and flags & 1 else RuleAction("queue", port=queue), mark
     if name == "CT" and len(info) >= 4:
         flags, zone = struct.unpack_from("=HH", info)
-        return Action("untrack") if flags & 1 else Action("zone") if zone else None, mark
+        return RuleAction("untrack") if flags & 1 else RuleAction("zone") if zone else None, mark
     if name == "TCPMSS" and len(info) >= 2 and struct.unpack_from("=H", info)[0] < SMALLEST_MSS:
-        return Action("mss"), mark
+        return RuleAction("mss"), mark
     if name == "TTL" or name == "HL":
-        return (Action("expire"), mark) if len(info) >= 2 and info[0] == 0 and info[1] <= 1 else (None, mark)
+        return (RuleAction("expire"), mark) if len(info) >= 2 and info[0] == 0 and info[1] <= 1 else (None, mark)
     if name == "MARK" and revision == 2 and len(info) >= 8:
         value, mask = struct.unpack_from("=II", info)
         mark = None if packet.mark is None else packet.mark & ~mask ^ value
@@ -220,17 +220,17 @@ def _port_count(info: bytes) -> int:
     return int.from_bytes(ports[2:], "big") - int.from_bytes(ports[:2], "big") + 1
 
 
-def _translation(kind: str, revision: int, info: bytes) -> Action:
+def _translation(kind: str, revision: int, info: bytes) -> RuleAction:
     if revision >= 2 and len(info) >= _RANGE2.size + 4:
         flags, address, _ = _RANGE2.unpack_from(info)
         data = address if any(address[4:]) else address[:4]
         port = int.from_bytes(info[36:38], "big") if flags & 2 else 0
-        return Action(kind, address=ip_address(data) if flags & 1 else None, port=port)
+        return RuleAction(kind, address=ip_address(data) if flags & 1 else None, port=port)
     if revision == 1 and len(info) >= _RANGE2.size + 4:  # IPv6
         flags, address, _ = _RANGE2.unpack_from(info)
-        return Action(kind, address=ip_address(address) if flags & 1 else None)
+        return RuleAction(kind, address=ip_address(address) if flags & 1 else None)
     if len(info) >= _RANGE.size:
         _, flags, data, _, port, _ = _RANGE.unpack_from(info)
         number = int.from_bytes(port.to_bytes(2, "little"), "big") if flags & 2 else 0
-        return Action(kind, address=ip_address(data) if flags & 1 else None, port=number)
-    return Action(kind)
+        return RuleAction(kind, address=ip_address(data) if flags & 1 else None, port=number)
+    return RuleAction(kind)

@@ -51,7 +51,7 @@ class PathState(StrEnum):
         return self in (PathState.LOST, PathState.WRONG)
 
 
-class Result(NamedTuple):
+class PathResult(NamedTuple):
     """The result of a path: its state, the time of the answer in milliseconds, what is special, the first suspect."""
 
     path: Path
@@ -85,7 +85,7 @@ def test_pods(
     addresses: tuple[Address, ...],
     timeout_s: float,
     unseen: list[str],
-) -> Iterator[Result]:
+) -> Iterator[PathResult]:
     """Yields the results of all paths of pods, in order; adds pods that cannot be entered to `unseen`."""
     traced: dict[object, Suspect | None] = {}
     hops: set[object] = set()  # tested once
@@ -119,7 +119,7 @@ def _describe_bypass(rule: str) -> str:
     )
 
 
-def send_packets(topology: Topology, desired: Sequence[Path], timeout_s: float) -> list[Result]:
+def send_packets(topology: Topology, desired: Sequence[Path], timeout_s: float) -> list[PathResult]:
     """Sends the packets of paths in parallel; returns the results in the same order, without suspects."""
     with _neighbours_restored(desired):
         return [result for result, _ in _test(topology, desired, timeout_s)]
@@ -150,7 +150,7 @@ def _list_neighbours(place: Place) -> set[tuple[int, Address]]:
     }
 
 
-def test_limits(topology: Topology, pods: Sequence[Pod]) -> Iterator[Result]:
+def test_limits(topology: Topology, pods: Sequence[Pod]) -> Iterator[PathResult]:
     """Yields whether the rate limits of pods hold; each takes some seconds, one after the other."""
     for pod in pods:
         place, cached = topology.place(pod), topology.cached(pod)
@@ -168,33 +168,33 @@ def test_limits(topology: Topology, pods: Sequence[Pod]) -> Iterator[Result]:
 
 def _limit_result(
     path: Path, topology: Topology, place: PodPlace, direction: str, rate_and_burst: tuple[int, int]
-) -> Result:
+) -> PathResult:
     limit, burst = rate_and_burst
     try:
         measured = limits.measure(topology.node, place, path.destination, direction, limit, burst)
     except OSError as error:
-        return Result(path, PathState.LOST, None, f"no connection: {error.strerror or error}")
+        return PathResult(path, PathState.LOST, None, f"no connection: {error.strerror or error}")
     if measured.skipped:
-        return Result(path, PathState.OK, None, measured.skipped)
+        return PathResult(path, PathState.OK, None, measured.skipped)
     text = f"{format_rate(int(measured.rate))} after the burst; the limit is {format_rate(limit)}"
     if measured.exceeds(limit):
         command = f"tc -s qdisc show dev {path.pod.host_interface}"
         suspect = Suspect(
             "limit", topology.node.name, f"the limit does not hold: {text}", path.pod.host_interface, look=command
         )
-        return Result(path, PathState.WRONG, None, text, suspect)
-    return Result(path, PathState.OK, None, text)
+        return PathResult(path, PathState.WRONG, None, text, suspect)
+    return PathResult(path, PathState.OK, None, text)
 
 
-def _test(topology: Topology, desired: Sequence[Path], timeout_s: float) -> list[tuple[Result, Attempt | None]]:
+def _test(topology: Topology, desired: Sequence[Path], timeout_s: float) -> list[tuple[PathResult, Attempt | None]]:
     """Runs attempts for all paths in parallel; returns their results."""
-    results: dict[int, tuple[Result, Attempt | None]] = {}
+    results: dict[int, tuple[PathResult, Attempt | None]] = {}
     for numbers in _rounds(desired):
         with ExitStack() as stack:
             attempts = {number: _open(desired[number], timeout_s, stack) for number in numbers}
-            run_all([attempt for attempt in attempts.values() if not isinstance(attempt, Result)])
+            run_all([attempt for attempt in attempts.values() if not isinstance(attempt, PathResult)])
             for number, attempt in attempts.items():
-                if isinstance(attempt, Result):
+                if isinstance(attempt, PathResult):
                     results[number] = attempt, None
                 else:
                     results[number] = _result(desired[number], attempt), attempt
@@ -218,15 +218,15 @@ def _rounds(desired: Sequence[Path]) -> list[list[int]]:
     return [numbers for numbers, _ in rounds]
 
 
-def _open(path: Path, timeout_s: float, stack: ExitStack) -> Attempt | Result:
+def _open(path: Path, timeout_s: float, stack: ExitStack) -> Attempt | PathResult:
     """Opens the sockets of a path's attempt; returns a result if that fails."""
     try:
         return _attempt(path, timeout_s, stack)
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
             suspect = tracing.missing_address(path.source, path.source_address)
-            return Result(path, PathState.LOST, None, "cannot send", suspect)
-        return Result(path, PathState.LOST, None, f"cannot send: {error.strerror}")
+            return PathResult(path, PathState.LOST, None, "cannot send", suspect)
+        return PathResult(path, PathState.LOST, None, f"cannot send: {error.strerror}")
 
 
 def _attempt(path: Path, timeout_s: float, stack: ExitStack) -> Attempt:
@@ -254,34 +254,36 @@ def _attempt(path: Path, timeout_s: float, stack: ExitStack) -> Attempt:
     return stack.enter_context(Exchange(flow, taps=taps, tries=3, interval_s=timeout_s / 3))
 
 
-def _result(path: Path, attempt: Attempt) -> Result:
+def _result(path: Path, attempt: Attempt) -> PathResult:
     if isinstance(attempt, Transfer):
         if attempt.stage is Stage.DONE:
             return _in_time(path, attempt.elapsed_s)
         reason = os.strerror(attempt.error) if attempt.error else attempt.stage.value
-        return Result(path, PathState.LOST, None, reason)
+        return PathResult(path, PathState.LOST, None, reason)
     if isinstance(attempt, OwnerSearch):
         return _duplicate(path, attempt) if path.kind == DUPLICATE else _next_hop(path, attempt)
     if isinstance(attempt, Exchange):
         seen = attempt.finish()
         outcome = judge.outcome_of(seen)
         if not outcome.is_ok:
-            return Result(path, PathState.LOST, None, os.strerror(seen.send_error) if seen.send_error else "no answer")
+            return PathResult(
+                path, PathState.LOST, None, os.strerror(seen.send_error) if seen.send_error else "no answer"
+            )
         detail = "" if outcome is judge.ExchangeOutcome.ANSWERED else outcome.value
         if seen.answered_after_s is None:
-            return Result(path, PathState.OK, None, detail)
+            return PathResult(path, PathState.OK, None, detail)
         return _in_time(path, seen.answered_after_s, resent=seen.sent > 1, detail=detail)
     raise TypeError(attempt)
 
 
-def _in_time(path: Path, elapsed_s: float, *, resent: bool = False, detail: str = "") -> Result:
+def _in_time(path: Path, elapsed_s: float, *, resent: bool = False, detail: str = "") -> PathResult:
     if resent:
         detail = "answered only after a repetition"
     slow = resent or elapsed_s > _SLOW_S
-    return Result(path, PathState.SLOW if slow else PathState.OK, elapsed_s * 1000, detail)
+    return PathResult(path, PathState.SLOW if slow else PathState.OK, elapsed_s * 1000, detail)
 
 
-def _duplicate(path: Path, search: OwnerSearch) -> Result:
+def _duplicate(path: Path, search: OwnerSearch) -> PathResult:
     if search.error or not search.other_mac:
         ifname = search.same_place_ifname
         flux = f"ARP flux: the pod's {ifname} answers, too; arp_ignore is 0" if ifname else ""
@@ -290,27 +292,27 @@ def _duplicate(path: Path, search: OwnerSearch) -> Result:
     suspect = Suspect(
         "duplicate", path.source.name, text, search.other_mac, look=f"ip neighbour | grep {search.other_mac}"
     )
-    return Result(path, PathState.LOST, None, "the address is used twice", suspect)
+    return PathResult(path, PathState.LOST, None, "the address is used twice", suspect)
 
 
-def _next_hop(path: Path, search: OwnerSearch) -> Result:
+def _next_hop(path: Path, search: OwnerSearch) -> PathResult:
     if search.error or search.other_mac:
         return _unless_error(path, search)
     text = f"no machine on {path.link} answers for the gateway {search.address}"
     look = f"ip neighbour show {search.address} dev {quote(path.link)}"
     suspect = Suspect("gateway", path.source.name, text, str(search.address), look=look)
-    return Result(path, PathState.LOST, None, "no answer", suspect)
+    return PathResult(path, PathState.LOST, None, "no answer", suspect)
 
 
-def _unless_error(path: Path, search: OwnerSearch, detail: str = "") -> Result:
+def _unless_error(path: Path, search: OwnerSearch, detail: str = "") -> PathResult:
     if search.error:
-        return Result(path, PathState.LOST, None, f"cannot send: {os.strerror(search.error)}")
-    return Result(path, PathState.OK, None, detail)
+        return PathResult(path, PathState.LOST, None, f"cannot send: {os.strerror(search.error)}")
+    return PathResult(path, PathState.OK, None, detail)
 
 
 def _with_suspect(
-    topology: Topology, result: Result, ended: Attempt | None, traced: dict[object, Suspect | None]
-) -> Result:
+    topology: Topology, result: PathResult, ended: Attempt | None, traced: dict[object, Suspect | None]
+) -> PathResult:
     """Traces the packet of a path that lost one; TCP and UDP between two addresses are traced once.
 
     `traced` are the suspects so far. After some traces, which take a second each, the others are left to the user.
@@ -333,7 +335,7 @@ def _trace_command(path: Path) -> str:
     return f"podwire trace {source} {destination}{port}{'/udp' if path.kind == DATAGRAM and path.port else ''}"
 
 
-def _trace(topology: Topology, result: Result, ended: Attempt | None) -> Result:
+def _trace(topology: Topology, result: PathResult, ended: Attempt | None) -> PathResult:
     path = result.path
     flow = path.flow
     if isinstance(ended, Transfer):

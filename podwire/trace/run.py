@@ -12,7 +12,7 @@ from cni.errors import CniError
 from kernel import discards
 from kernel.errors import KernelError
 from kernel.netfilter import conntrack, conntrack_cleanup, nft, nft_trace
-from kernel.netfilter.conntrack import Flow as TrackedFlow
+from kernel.netfilter.conntrack import TrackedFlow
 from kernel.netfilter.nft_trace import Tuple
 from kernel.packet_tap import UDP
 from podwire.output import plural

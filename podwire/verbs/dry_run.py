@@ -17,7 +17,7 @@ from kernel import hostcopy, mounts
 from kernel.netfilter import copying
 from podwire.networks import Network
 from podwire.verbs import invoke
-from podwire.verbs.invoke import Call, Serve, Step
+from podwire.verbs.invoke import PluginCall, PluginOutcome, Serve
 from podwire.verbs.planning import serve
 
 _STATE = "/var/lib/cni"  # host-local's leases and libcni's cache
@@ -54,7 +54,7 @@ def enter(network: Network, *directories: str) -> HostCopy:
 def runner_in(plugins: Mapping[str, Plugin], copy: HostCopy) -> Serve:
     """Returns a function that runs a call in the copy; it records the changes of podwire's plugins only."""
 
-    def run(call: Call) -> Step:
+    def run(call: PluginCall) -> PluginOutcome:
         env = {name: value for name, value in call.env.items() if name != _BUS}
         there = replace(call, env={**env, "CNI_NETNS": copy.sandbox})
         return serve(there, plugins, lambda _: invoke.execute(there, hostcopy.spawn), planned=False)
@@ -62,7 +62,7 @@ def runner_in(plugins: Mapping[str, Plugin], copy: HostCopy) -> Serve:
     return run
 
 
-def renamed(step: Step, copy: HostCopy, netns: str) -> Step:
+def renamed(step: PluginOutcome, copy: HostCopy, netns: str) -> PluginOutcome:
     """Returns a step with the copy's sandbox path replaced by `netns`."""
     changes = None if step.changes is None else tuple(text.replace(copy.sandbox, netns) for text in step.changes)
     error = step.error and CniError(step.error.code, step.error.msg.replace(copy.sandbox, netns), step.error.details)

@@ -14,7 +14,7 @@ from cni import gojson
 from cni.errors import CniError, Code
 from podwire.output import Output
 from podwire.verbs import invoke, printing
-from podwire.verbs.invoke import Call, Step
+from podwire.verbs.invoke import PluginCall, PluginOutcome
 from podwire.verbs.log_text import format_line
 from process import files
 
@@ -23,7 +23,7 @@ _IN_HEADER = ("network", "containerID", "ifname", "netns")  # in the command's f
 _MOST_BYTES = 1 << 22
 
 
-def execute_with_log(call: Call) -> Step:
+def execute_with_log(call: PluginCall) -> PluginOutcome:
     """Runs a plugin's file with a temporary log; the step has the log's lines."""
     directory = next((one for one in _DIRECTORIES if os.access(one, os.W_OK)), _DIRECTORIES[-1])
     path = f"{directory}/podwire-{os.getpid()}.log"
@@ -41,7 +41,7 @@ def execute_with_log(call: Call) -> Step:
             os.unlink(path)
 
 
-def print_explained(out: Output, done: Step) -> None:
+def print_explained(out: Output, done: PluginOutcome) -> None:
     """Prints a step and the log lines of its plugin."""
     printing.print_step(out, done)
     for line in done.account:

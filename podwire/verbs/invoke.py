@@ -1,6 +1,6 @@
 """Runs one verb of one plugin as libcni does: finds its file in CNI_PATH, sets its environment, writes its input.
 
-Every outcome, errors included, is a value (`Step`); only signals raise.
+Every outcome, errors included, is a `PluginOutcome`; only signals raise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PodArgs:
 
 
 @dataclass(frozen=True)
-class Call:
+class PluginCall:
     """A verb of the plugin `kind`: `request` is its input, `env` its whole environment, `path` where plugins are."""
 
     kind: str
@@ -49,7 +49,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Step:
+class PluginOutcome:
     """The outcome of a call: its time, ADD's result as JSON or the error, and its stderr.
 
     `changes` are those made or planned, None if unknown; `account` has the lines of its log.
@@ -81,7 +81,7 @@ class Step:
 
 
 # Runs a call: executes the plugin's file, or plans its changes.
-Serve = Callable[[Call], Step]
+Serve = Callable[[PluginCall], PluginOutcome]
 
 
 def environment(command: str, pod: PodArgs, env: Mapping[str, str], path: tuple[str, ...]) -> dict[str, str]:
@@ -97,13 +97,13 @@ def environment(command: str, pod: PodArgs, env: Mapping[str, str], path: tuple[
     return {**env, **parameters}
 
 
-def execute(call: Call, spawn: Spawn = child.posix_spawn) -> Step:
+def execute(call: PluginCall, spawn: Spawn = child.posix_spawn) -> PluginOutcome:
     """Runs the plugin's file and waits for it; `spawn` starts it."""
     start_ns = time.perf_counter_ns()
     result, error, stderr, program = None, None, "", ""
     try:
         program = delegate.find(call.kind, call.path)
-        command = child.Command((program,), call.env, call.stdin, capture_stderr=True)
+        command = child.ChildCommand((program,), call.env, call.stdin, capture_stderr=True)
         # No time limit: the operator watches it and can end it.
         (outcome,) = child.run(command, spawn=spawn, limit_s=None)
         stderr = outcome.stderr.decode("utf-8", "replace")
@@ -112,10 +112,10 @@ def execute(call: Call, spawn: Spawn = child.posix_spawn) -> Step:
         error = delegate.not_runnable(program, failure)
     except CniError as failure:
         error = failure
-    return Step(call.kind, call.command, (time.perf_counter_ns() - start_ns) / 1e6, result, error, stderr)
+    return PluginOutcome(call.kind, call.command, (time.perf_counter_ns() - start_ns) / 1e6, result, error, stderr)
 
 
-def parse_answer(outcome: Outcome, call: Call) -> object:
+def parse_answer(outcome: Outcome, call: PluginCall) -> object:
     """Returns the JSON that a plugin printed, None for verbs without a result; raises its error, as libcni does."""
     if outcome.status == 0 and call.command not in ("ADD", "VERSION"):
         return None

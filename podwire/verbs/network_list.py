@@ -21,7 +21,7 @@ from podwire.flannel import is_flannel, resolve_delegate
 from podwire.layers import Layer
 from podwire.networks import Network
 from podwire.verbs import origin, result_cache
-from podwire.verbs.invoke import Call, PodArgs, Serve, Step, environment
+from podwire.verbs.invoke import PluginCall, PluginOutcome, PodArgs, Serve, environment
 from process import signals
 
 
@@ -37,19 +37,21 @@ class PluginRunner:
     env: Mapping[str, str]
     layers: tuple[Layer, ...]
     serve: Serve
-    report: Callable[[Step], None]
+    report: Callable[[PluginOutcome], None]
     writes: bool = True
-    done: list[Step] = field(default_factory=list)
+    done: list[PluginOutcome] = field(default_factory=list)
 
     @property
     def failed(self) -> bool:
         """Whether any plugin has failed so far."""
         return any(step.error for step in self.done)
 
-    def run(self, command: str, pod: PodArgs, plugin: Mapping[str, object], request: Mapping[str, object]) -> Step:
+    def run(
+        self, command: str, pod: PodArgs, plugin: Mapping[str, object], request: Mapping[str, object]
+    ) -> PluginOutcome:
         """Runs a verb of one plugin and reports its outcome."""
         env = environment(command, pod, self.env, self.path)
-        call = Call(str(plugin.get("type")), command, request, env, self.path)
+        call = PluginCall(str(plugin.get("type")), command, request, env, self.path)
         step = replace(self.serve(call), attachment=pod.attachment)
         self.done.append(step)
         self.report(step)

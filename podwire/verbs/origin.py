@@ -19,7 +19,7 @@ _MARK = "+podwire."  # in the version of our plugins (podwire.main)
 def about(program: str, env: Mapping[str, str]) -> str:
     """Runs a plugin for the line that it prints about itself, "" for none; raises OSError, CniError."""
     silent = {key: value for key, value in env.items() if not key.startswith("CNI_")}
-    (outcome,) = child.run(child.Command((program,), silent, capture_stderr=True), limit_s=_LIMIT_S)
+    (outcome,) = child.run(child.ChildCommand((program,), silent, capture_stderr=True), limit_s=_LIMIT_S)
     return next(iter(outcome.stderr.decode("utf-8", "replace").splitlines()), "")
 
 

@@ -16,7 +16,7 @@ from cni import conf as cni_conf
 from cni import delegate, skel
 from cni.errors import CniError
 from cni.skel import Plugin
-from podwire.verbs.invoke import Call, Serve, Step
+from podwire.verbs.invoke import PluginCall, PluginOutcome, Serve
 from process import record
 
 _ITSELF = "/proc/self/exe"
@@ -24,10 +24,10 @@ _ITSELF = "/proc/self/exe"
 
 def planning(plugins: Mapping[str, Plugin]) -> Serve:
     """Returns a function that runs a call without making its changes; those of other vendors' plugins are unknown."""
-    return lambda call: serve(call, plugins, lambda _: Step(call.kind, call.command, 0.0), planned=True)
+    return lambda call: serve(call, plugins, lambda _: PluginOutcome(call.kind, call.command, 0.0), planned=True)
 
 
-def serve(call: Call, plugins: Mapping[str, Plugin], serve_foreign: Serve, *, planned: bool) -> Step:
+def serve(call: PluginCall, plugins: Mapping[str, Plugin], serve_foreign: Serve, *, planned: bool) -> PluginOutcome:
     """Runs a call of podwire's plugins in this process and records its changes; with `planned` they are not made.
 
     `serve_foreign` runs those of other vendors' plugins.
@@ -35,7 +35,7 @@ def serve(call: Call, plugins: Mapping[str, Plugin], serve_foreign: Serve, *, pl
     try:
         plugin = _podwire_plugin(call.kind, call.path, plugins)
     except CniError as error:
-        return Step(call.kind, call.command, 0.0, error=error)
+        return PluginOutcome(call.kind, call.command, 0.0, error=error)
     if plugin is None:
         return serve_foreign(call)
     start_ns = time.perf_counter_ns()
@@ -46,10 +46,10 @@ def serve(call: Call, plugins: Mapping[str, Plugin], serve_foreign: Serve, *, pl
         except Exception as failure:
             failed = skel.as_cni_error(failure)
     ms = (time.perf_counter_ns() - start_ns) / 1e6
-    return Step(call.kind, call.command, ms, result, failed, changes=tuple(recorded.changes))
+    return PluginOutcome(call.kind, call.command, ms, result, failed, changes=tuple(recorded.changes))
 
 
-def _run(call: Call, plugin: Plugin, plugins: Mapping[str, Plugin]) -> object:
+def _run(call: PluginCall, plugin: Plugin, plugins: Mapping[str, Plugin]) -> object:
     """Runs a verb as skel does; returns ADD's result as JSON, else None."""
     conf = cni_conf.parse(call.stdin)
     delegated = conf.ipam_type

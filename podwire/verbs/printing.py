@@ -11,12 +11,12 @@ from cni.errors import CniError
 from cni.result import Result, from_json
 from podwire.networks import Network
 from podwire.output import Cell, Output
-from podwire.verbs.invoke import Step
+from podwire.verbs.invoke import PluginOutcome
 
 _NAME_WIDTH = 12
 
 
-def print_step(out: Output, step: Step) -> None:
+def print_step(out: Output, step: PluginOutcome) -> None:
     """Prints the line of one step, with its hint and stderr below."""
     end = Cell("ok", "good") if step.error is None else Cell(f"error: {step.error.msg}", "bad")
     out.print_text(end, "  ", f"{step.kind.ljust(_NAME_WIDTH)} {step.command.ljust(6)} {step.ms:8.1f} ms ")
@@ -26,7 +26,7 @@ def print_step(out: Output, step: Step) -> None:
         out.print(f"  stderr: {text}")
 
 
-def print_plan(out: Output, step: Step) -> None:
+def print_plan(out: Output, step: PluginOutcome) -> None:
     """Prints what one step would change."""
     known = step.changes is not None or step.error
     nothing = " change nothing" if step.changes == () and not step.error else ":"

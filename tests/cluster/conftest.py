@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from agent.api_server import Server
-from agent.kubernetes import Client
+from agent.kubernetes import ApiClient
 from tests.support import binaries, certificates, etcd, manifests, stores
 from tests.support.etcd import Etcd
 from tests.support.kube_apiserver import KubeApiServer
@@ -16,7 +16,7 @@ from tests.support.kubernetes_double import KubernetesDouble
 from tests.support.kubernetes_store import POOLS
 from tests.support.stores import StoreServer
 
-NewClient = Callable[..., Client]
+NewClient = Callable[..., ApiClient]
 
 
 @pytest.fixture(scope="session")
@@ -48,14 +48,14 @@ def token_file(tmp_path: Path) -> Path:
 def new_client(double: KubernetesDouble, tls: Path, token_file: Path) -> NewClient:
     """A function that returns a client of the double, with short time-outs if a test sets them."""
 
-    def create(url: str = double.url, ca: Path = tls / "ca.crt", read_s: float = 30, watch_s: float = 90) -> Client:
-        return Client(Server(url, ca), token_file, read_timeout_s=read_s, watch_silence_s=watch_s)
+    def create(url: str = double.url, ca: Path = tls / "ca.crt", read_s: float = 30, watch_s: float = 90) -> ApiClient:
+        return ApiClient(Server(url, ca), token_file, read_timeout_s=read_s, watch_silence_s=watch_s)
 
     return create
 
 
 @pytest.fixture
-def client(new_client: NewClient) -> Client:
+def client(new_client: NewClient) -> ApiClient:
     """A client of the double."""
     return new_client()
 
@@ -63,7 +63,7 @@ def client(new_client: NewClient) -> Client:
 class Api(NamedTuple):
     """A server under test: clients by token, and the end of its history."""
 
-    client: Callable[[str], Client]
+    client: Callable[[str], ApiClient]
     compact: Callable[[], None]
 
 
@@ -87,9 +87,9 @@ def api(request: pytest.FixtureRequest) -> Api:
     directory: Path = request.getfixturevalue("tmp_path")
     ca = request.getfixturevalue("tls") / "ca.crt"
 
-    def client(token: str) -> Client:
+    def client(token: str) -> ApiClient:
         (directory / f"token-{token}").write_text(token)
-        return Client(Server(double.url, ca), directory / f"token-{token}")
+        return ApiClient(Server(double.url, ca), directory / f"token-{token}")
 
     return Api(client, double.store.compact)
 
@@ -147,8 +147,8 @@ def server(request: pytest.FixtureRequest) -> StoreServer:
         return stores.etcd_server(request.getfixturevalue(request.param.replace("-", "_").replace(".", "")), space)
     ca, token_file = request.getfixturevalue("tls") / "ca.crt", request.getfixturevalue("token_file")
 
-    def client(url: str) -> Client:
-        return Client(Server(url, ca), token_file)
+    def client(url: str) -> ApiClient:
+        return ApiClient(Server(url, ca), token_file)
 
     if request.param == "kubernetes-double":
         double: KubernetesDouble = request.getfixturevalue("double")

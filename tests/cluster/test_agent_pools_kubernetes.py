@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent.api_server import Server
-from agent.kubernetes import Client
+from agent.kubernetes import ApiClient
 from agent.pools.kubernetes_store import kubernetes_store
 from tests.support import stores
 from tests.support.agent_nodes import Pod, error_of, pod_args
@@ -29,7 +29,7 @@ def world(tmp_path):
 
 def admin_of(world, directory):
     """Returns the administrator's client of the API server."""
-    return Client(Server(world.server.url, directory / "ca.crt"), directory / "token")
+    return ApiClient(Server(world.server.url, directory / "ca.crt"), directory / "token")
 
 
 @pytest.fixture

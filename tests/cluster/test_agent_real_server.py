@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from agent.kubernetes import Client
+from agent.kubernetes import ApiClient
 from tests.support import certificates, manifests, stores
 from tests.support.agent_nodes import SERVER, cluster
 from tests.support.attaching import reaches
@@ -28,7 +28,7 @@ class RealWorld(World):
     def register(self, node, number=None, **spec):
         """Creates a Node with its addresses."""
         document = self.node_document(node, number, **spec)
-        created = self.ask(Client.create, NODES, document)
+        created = self.ask(ApiClient.create, NODES, document)
         self.ask(stores.replace, f"{NODES}/{node.name}/status", {**created, "status": document["status"]})
 
 
@@ -63,14 +63,14 @@ def test_cluster_with_a_real_api_server(running):
     assert eventually(lambda: second.addresses[0] in first.route(pod_cidrs(8)[0]))
     problem = "1 pod runs in network"
     running.agents[1].wait_for(problem)  # a changed podCIDR waits for a drained node
-    assert eventually(lambda: any(problem in one["message"] for one in running.ask(Client.get, EVENTS)["items"]))
+    assert eventually(lambda: any(problem in one["message"] for one in running.ask(ApiClient.get, EVENTS)["items"]))
 
     running.server.send_signal(signal.SIGSTOP)
     first.add("second")
     first.run("ip", "route", "delete", pod_cidrs(3)[0])
     assert eventually(lambda: third.addresses[0] in first.route(pod_cidrs(3)[0]))
     running.server.send_signal(signal.SIGCONT)
-    assert eventually(lambda: running.ask(Client.get, f"{NODES}/node-3")["metadata"]["name"] == "node-3")
+    assert eventually(lambda: running.ask(ApiClient.get, f"{NODES}/node-3")["metadata"]["name"] == "node-3")
 
     restart(running, lambda etcd: etcd.backup("copy"))
     running.ask(stores.delete, f"{NODES}/node-3")

@@ -28,7 +28,7 @@ from agent.api_errors import (
     Untrusted,
 )
 from agent.api_server import Server
-from agent.kubernetes import PAGE_SIZE, Client, object_path
+from agent.kubernetes import PAGE_SIZE, ApiClient, object_path
 from agent.node import parse_node
 from tests.support import certificates
 from tests.support.kubernetes_double import BLOCKS, NODES, Fault, KubernetesDouble
@@ -42,7 +42,7 @@ def add_nodes(double: KubernetesDouble, count: int) -> None:
         double.store.put(f"{NODES}/node-{number:04}", {"spec": {"podCIDR": f"10.{number // 256}.{number % 256}.0/24"}})
 
 
-def error_of(client: Client, path: str = NODES) -> ApiError:
+def error_of(client: ApiClient, path: str = NODES) -> ApiError:
     with pytest.raises(ApiError) as caught:
         client.get(path)
     return caught.value
@@ -292,7 +292,7 @@ def test_ipv6_addresses(tls, token_file):
     """An IPv6 address of the server works, its certificate included."""
     with KubernetesDouble(tls, "::1").running() as double:
         assert double.url.startswith("https://[::1]:")
-        assert Client(Server(double.url, tls / "ca.crt"), token_file).get(NODES)["items"] == []
+        assert ApiClient(Server(double.url, tls / "ca.crt"), token_file).get(NODES)["items"] == []
 
 
 def test_names_are_quoted(double, client):

@@ -11,7 +11,7 @@ import pytest
 from agent.api_answer import BOOKMARK, Document
 from agent.api_errors import Conflict, Expired, Forbidden, Invalid, NotFound
 from agent.events import EventRecorder
-from agent.kubernetes import Client, object_path
+from agent.kubernetes import ApiClient, object_path
 from agent.node import parse_node
 from agent.node_source import KubernetesNodes
 from agent.node_watch import Changed, Deleted, NodeEvent, NodeWatch, Synced
@@ -39,7 +39,7 @@ def version_of(document: Document) -> str:
 
 
 @pytest.fixture
-def admin(api: Api) -> Client:
+def admin(api: Api) -> ApiClient:
     """A client with all rights, and a server without nodes and events."""
     client = api.client("admin")
     for collection in (NODES, EVENTS):
@@ -114,7 +114,7 @@ def test_a_watch_continues_after_a_resource_version(admin):
     assert [kind for kind, _ in changes(admin, NODES, version_of(second), "end")] == ["DELETED", "ADDED"]
 
 
-def changes(client: Client, collection: str, version: str, last: str, **query: str) -> list[tuple[str, Document]]:
+def changes(client: ApiClient, collection: str, version: str, last: str, **query: str) -> list[tuple[str, Document]]:
     """Returns the events of a watch up to the first one about an object, without bookmarks."""
     watch, events = client.watch(collection, version, query, timeout_s=100), []
     for one in watch:

@@ -8,7 +8,7 @@ import pytest
 
 from agent.api_errors import ApiError, Expired, Forbidden, Invalid, NotFound, Unauthorized
 from agent.api_server import Server
-from agent.kubernetes import Client
+from agent.kubernetes import ApiClient
 from agent.pools import documents
 from agent.pools.block_protocol import FREE, BlockRecord, NodeRecord, SwapOutcome, Token
 from agent.pools.kubernetes_store import GROUP, OWNER_LABEL, SPACE_LABEL, KubernetesStore, kubernetes_store
@@ -31,9 +31,9 @@ def claim(store: KubernetesStore, block: BlockRecord = OWNED) -> SwapOutcome:
 
 
 @pytest.fixture
-def admin(pools) -> Client:
+def admin(pools) -> ApiClient:
     """A client with all rights."""
-    client: Client = pools.client("admin")
+    client: ApiClient = pools.client("admin")
     return client
 
 
@@ -208,4 +208,4 @@ def test_a_name_that_no_space_has(client):
         with pytest.raises(ValueError, match="is not a valid name of a space"):
             kubernetes_store(client, name)
     with pytest.raises(ApiError):
-        kubernetes_store(Client(Server("https://127.0.0.1:1"), None)).read_space()
+        kubernetes_store(ApiClient(Server("https://127.0.0.1:1"), None)).read_space()

@@ -15,7 +15,7 @@ from typing import Any
 from cni import gojson
 from kernel import system
 from podwire.main import PLUGINS
-from process.child import Command, Notice, Outcome
+from process.child import ChildCommand, Notice, Outcome
 from tests.fuzz import world
 from tests.fuzz.cases import Case, add_to_corpus
 from tests.fuzz.world import HostSystem
@@ -198,7 +198,7 @@ class Recorder(HostSystem):
         """Opens a socket whose received data are recorded."""
         return _RecordingSocket(self.replies.append, family, kind, protocol)
 
-    def run_programs(self, *commands: Command, limit_s: float, notice: Notice) -> list[Outcome]:
+    def run_programs(self, *commands: ChildCommand, limit_s: float, notice: Notice) -> list[Outcome]:
         """Runs programs, and records their outcomes."""
         outcomes = super().run_programs(*commands, limit_s=limit_s, notice=notice)
         self.replies += [[outcome.status, outcome.stdout.decode("latin-1")] for outcome in outcomes]

@@ -8,7 +8,7 @@ from typing import Any
 
 from kernel import system
 from kernel.system import System
-from process.child import Command, Notice, Outcome
+from process.child import ChildCommand, Notice, Outcome
 from tests.fuzz.cases import Case
 from tests.fuzz.world import HOME, invoke
 
@@ -61,7 +61,7 @@ class Replay(System):
     def ioctl(self, descriptor: int, request: int, argument: bytes | int) -> None:
         """Accepts any request."""
 
-    def run_programs(self, *commands: Command, limit_s: float, notice: Notice) -> list[Outcome]:
+    def run_programs(self, *commands: ChildCommand, limit_s: float, notice: Notice) -> list[Outcome]:
         """Returns the next answers."""
         answers = [self.next(list) for _ in commands]
         return [Outcome(status, text.encode("latin-1"), b"") for status, text in answers]

@@ -17,7 +17,7 @@ from ipam.dhcp.address6 import is_host_address
 from ipam.dhcp.client4 import Timing
 from ipam.dhcp.client6 import Identity
 from ipam.dhcp.ipv6_client import Ipv6Client
-from ipam.dhcp.packet6 import Association, LeasedAddress, Message, Status
+from ipam.dhcp.packet6 import Association, LeasedAddress, Message, StatusCode
 from ipam.dhcp.router_client import MODES
 from tests.fuzz import mutation
 from tests.unit.test_dhcp_any_bytes import MALFORMED, PARSERS
@@ -94,7 +94,7 @@ def reply(random, request):
     """Returns a server's answer to the last message of a client, or to none."""
     preferred_s, valid_s, renewal_s, rebinding_s = (float(random.choice(TIMES)) for _ in range(4))
     leased = LeasedAddress(random.choice((ADDRESS, ADDRESS + 1, IPv6Address("ff02::1"))), preferred_s, valid_s)
-    status = Status(random.choice((0, 0, 0, 0, 1, 2, 3, 4, 5)), "text")
+    status = StatusCode(random.choice((0, 0, 0, 0, 1, 2, 3, 4, 5)), "text")
     association = Association(IAID, (leased,), renewal_s, rebinding_s, status)
     kind = random.choice((packet6.ADVERTISE, packet6.REPLY, packet6.REPLY))
     rest = {"dns_servers": (ADDRESS,), "search": ("example.org",), "rapid_commit": random.random() < 0.5}

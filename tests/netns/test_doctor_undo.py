@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podwire.doctor.undo import Undo
+from podwire.doctor.undo import CommandUndo
 from tests.support.binaries import ROOT
 from tests.support.fault_node import FaultNode, fault_node
 from tests.support.processes import PATH
@@ -59,7 +59,7 @@ def test_command_is_undone(node: FaultNode, case: dict[str, str], monkeypatch: p
     line = case["command"].format(**node.words)
     before = state(node)
     with node.host.entered():
-        undo = Undo(line)
+        undo = CommandUndo(line)
         node.inject(line.replace("{", "{{").replace("}", "}}"))
         assert undo.is_complete
         assert state(node) != before
@@ -73,7 +73,7 @@ def test_command_is_undone(node: FaultNode, case: dict[str, str], monkeypatch: p
 def test_change_of_another_program_is_not_undone(node: FaultNode) -> None:
     """What another program changes while the command runs stays: other rules, a route to another network."""
     with node.host.entered():
-        undo = Undo("iptables -I FORWARD -i cni0 -j ACCEPT && ip route add blackhole 203.0.113.0/24")
+        undo = CommandUndo("iptables -I FORWARD -i cni0 -j ACCEPT && ip route add blackhole 203.0.113.0/24")
         node.inject("iptables -I FORWARD -i cni0 -j ACCEPT; ip route add blackhole 203.0.113.0/24")
         node.inject("iptables -A FORWARD -s 10.1.1.1 -j DROP; iptables -A INPUT -s 10.1.1.1 -j ACCEPT")
         node.inject("ip route add blackhole 198.51.100.0/24")

@@ -5,7 +5,7 @@ from ipaddress import ip_address, ip_network
 import pytest
 
 from kernel import protocol_route
-from kernel.protocol_route import OTHER, UNREACHABLE, Hop, ProtocolRoute, format_prefix, pack_network
+from kernel.protocol_route import OTHER, UNREACHABLE, NextHop, ProtocolRoute, format_prefix, pack_network
 from kernel.rtnl import Socket
 from tests.support.namespaces import Namespace
 from tests.support.netstate import shown
@@ -37,10 +37,10 @@ def test_routes_are_set_replaced_listed_and_deleted(host, socket):
     before = host.ip("route") + host.ip("-6", "route")
     up0 = shown(host, "up0")["ifindex"]
     for hop, hop6 in (
-        (Hop(up0, GATEWAY), Hop(up0, GATEWAY6)),
-        (Hop(up0, ip_address("10.244.2.0").packed, onlink=True), Hop(up0, ip_address("fe80::2").packed)),
+        (NextHop(up0, GATEWAY), NextHop(up0, GATEWAY6)),
+        (NextHop(up0, ip_address("10.244.2.0").packed, onlink=True), NextHop(up0, ip_address("fe80::2").packed)),
         (UNREACHABLE, UNREACHABLE),
-        (Hop(up0, GATEWAY), Hop(up0, GATEWAY6)),
+        (NextHop(up0, GATEWAY), NextHop(up0, GATEWAY6)),
     ):
         for _ in range(2):
             socket.change(

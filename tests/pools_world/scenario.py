@@ -1,6 +1,6 @@
 """What the tests of the manager share: a pool, steps until nothing is left to do, and what a node has."""
 
-from agent.pools.grants_file import State
+from agent.pools.grants_file import BlockState
 from agent.pools.space import parse_space
 
 POOL = {"name": "default", "cidrs": ["10.22.0.0/24"], "blockPrefixLengths": {"ipv4": 28}}
@@ -22,7 +22,7 @@ def change_space(world, *pools, epoch="epoch-0"):
     world._report_space()
 
 
-def blocks_of(node, state=State.GRANTED):
+def blocks_of(node, state=BlockState.GRANTED):
     return [str(entry.block) for entry in node.entries if entry.state is state]
 
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from agent.pools import documents, reclaim
 from agent.pools.block_protocol import BlockRecord, Evidence
-from agent.pools.grants_file import State
-from agent.pools.reclaim import Suspect
+from agent.pools.grants_file import BlockState
+from agent.pools.reclaim import SuspectedNode
 from agent.pools.space import parse_space
 from agent.pools.store import Stored
 from cni.address import Network, parse_ip
@@ -31,7 +31,7 @@ _ROUNDS = 20
 class Proven(NamedTuple):
     """A reclaim that the administrator has begun: the record was read, then the machine was seen to be off."""
 
-    suspect: Suspect
+    suspect: SuspectedNode
     is_proven: bool
 
 
@@ -272,7 +272,7 @@ class World:
                 node.node
                 for node in machines
                 for entry in node.entries
-                if entry.block == block and entry.state in (State.GRANTED, State.DRAINING)
+                if entry.block == block and entry.state in (BlockState.GRANTED, BlockState.DRAINING)
             }
             if users != ({value.owner} - {""}):
                 return f"block {block} of {value.owner or 'no node'} is used by {users or 'no node'}"

@@ -94,6 +94,24 @@ def begins_well(item: Public) -> bool:
     return bool(is_verb or (item.kind == "class" and is_noun_phrase))
 
 
+# Two sides of one document: what the agent writes, and its readers in other processes.
+SAME_DOCUMENT = {"Grants", "LocalBlock", "LocalReport", "NodeEntry"}
+# Modules of one shape, for DHCPv4, DHCPv6 and router advertisements, named with their module.
+SAME_PROTOCOL = {"Client", "Event", "Identity", "Message", "State"}
+
+
+def test_a_class_name_has_one_meaning():
+    """No two public classes of the product have the same name."""
+    places: dict[str, list[str]] = {}
+    for name, source in sources().items():
+        if name.startswith(tuple(f"{room}/" for room in PRODUCT)):
+            for word in re.findall(r"^class ([A-Z]\w*)", source.text, re.MULTILINE):
+                places.setdefault(word, []).append(name)
+    shared = {word: names for word, names in places.items() if len(names) > 1}
+    assert shared.keys() == SAME_DOCUMENT | SAME_PROTOCOL
+    assert all(name.startswith("ipam/dhcp/") for word in SAME_PROTOCOL for name in shared[word])
+
+
 def test_comments_have_no_marks_of_unfinished_work():
     """Unfinished work is described in issues, not in the code."""
     mark = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")

@@ -11,7 +11,7 @@ from cni import versions
 from cni.errors import Code
 from cni.keys import Key
 from podwire import cli
-from podwire.command import Status
+from podwire.command import ExitStatus
 from podwire.command_tree import CommandNode, command_tree
 from podwire.main import PLUGINS
 from tests.support.binaries import ROOT
@@ -26,7 +26,7 @@ def current() -> dict[str, list[str]]:
     return {
         "CNI versions": list(versions.SUPPORTED),
         "error codes": [f"{code.value} {code.name}" for code in Code],
-        "exit statuses": [f"{status.value} {status.name}" for status in Status],
+        "exit statuses": [f"{status.value} {status.name}" for status in ExitStatus],
         **{f"keys of {name}": sorted(_keys(plugin.keys)) for name, plugin in PLUGINS.items()},
         **{f"capabilities of {name}": sorted(plugin.capabilities) for name, plugin in PLUGINS.items()},
         **{f"objects of {name}": sorted(_objects(name)) for name in PLUGINS},

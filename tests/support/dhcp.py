@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ipam.dhcp.rpc import Call, Connection
+from ipam.dhcp.rpc import Connection, RpcCall
 
 SERVER = "10.25.0.1"
 
@@ -17,9 +17,9 @@ def ipam_keys(directory: Path) -> dict[str, str]:
 
 
 @contextmanager
-def answering_calls(path: Path, answer: Callable[[Connection, Call], bytes]) -> Iterator[list[Call]]:
+def answering_calls(path: Path, answer: Callable[[Connection, RpcCall], bytes]) -> Iterator[list[RpcCall]]:
     """Runs a daemon that answers every call by a function of the test during the block; yields the calls."""
-    calls: list[Call] = []
+    calls: list[RpcCall] = []
 
     def serve() -> None:
         with suppress(OSError):  # until `listening` is shut down

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from kernel.netfilter.iptables_program import RefusedError
-from kernel.netfilter.iptables_rule import IptablesChange, IptablesRule, Listing
+from kernel.netfilter.iptables_rule import ChainList, IptablesChange, IptablesRule
 
 
 class Table:
@@ -17,12 +17,12 @@ class Table:
         """All rules, in the order of their chains."""
         return [IptablesRule(chain, spec) for chain, specs in self.chains.items() for spec in specs]
 
-    def listing(self, *chains: str) -> Listing:
+    def listing(self, *chains: str) -> ChainList:
         """Returns what iptables lists of these chains: those before the first missing one; without any, of all."""
         listed = list(chains or self.chains)
         missing = [chain for chain in listed if chain not in self.chains]
         existing = listed[: listed.index(missing[0])] if missing else listed
-        return Listing.of(existing, [IptablesRule(chain, spec) for chain in existing for spec in self.chains[chain]])
+        return ChainList.of(existing, [IptablesRule(chain, spec) for chain in existing for spec in self.chains[chain]])
 
     def apply(self, changes: Iterable[IptablesChange]) -> None:
         """Applies changes in order; raises RefusedError for one that iptables-restore refuses."""

@@ -12,7 +12,7 @@ from typing import Self
 
 from agent.api_errors import ApiError
 from agent.api_server import Server
-from agent.kubernetes import Client
+from agent.kubernetes import ApiClient
 from tests.support import binaries
 from tests.support.etcd import BUILT, Etcd, free_port, start_daemon
 from tests.support.machine import eventually
@@ -73,11 +73,11 @@ class KubeApiServer:
             return False
         return True
 
-    def client(self, token: str) -> Client:
+    def client(self, token: str) -> ApiClient:
         """Returns a client with a user's token."""
         path = self.directory / f"token-{token}"
         path.write_text(token)
-        return Client(Server(self.url, self.certificates / "ca.crt"), path)
+        return ApiClient(Server(self.url, self.certificates / "ca.crt"), path)
 
     def send_signal(self, number: signal.Signals) -> None:
         """Sends a signal to kube-apiserver: one that is stopped keeps its connections open."""

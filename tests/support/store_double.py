@@ -20,7 +20,16 @@ from agent.api_errors import Expired, OutcomeUnknown, Unreachable
 from agent.pools import documents
 from agent.pools.block_protocol import BlockRecord, SwapOutcome
 from agent.pools.space import Space, format_space
-from agent.pools.store import BlockNote, Entries, EntryChanged, NodeEntry, Position, SpaceChanged, Stored, SwapReply
+from agent.pools.store import (
+    BlockNote,
+    Entries,
+    EntryChanged,
+    NodeEntry,
+    SpaceChanged,
+    Stored,
+    StorePosition,
+    SwapReply,
+)
 from cni.address import Network
 
 _SPACE, _BLOCKS, _NODES = "space", "blocks/", "nodes/"
@@ -77,7 +86,7 @@ class StoreDouble:
         self._history: list[tuple[int, str, bytes]] = []  # revision, key, value or b""
         self._compacted = 0
         self._incarnation = 0  # raised by restore(): watches end
-        self._position = Position()
+        self._position = StorePosition()
 
     # Hooks of tests.
 
@@ -128,7 +137,7 @@ class StoreDouble:
     # The store.
 
     @property
-    def position(self) -> Position:
+    def position(self) -> StorePosition:
         """The position in the latest answer of a list."""
         return self._position
 
@@ -149,7 +158,7 @@ class StoreDouble:
     def list_blocks(self, owner: str = "") -> Mapping[Network, Stored[BlockRecord]]:
         """Returns all blocks, or those of an owner."""
         with self._read("list_blocks"):
-            self._position = Position(self.cluster, self.revision)
+            self._position = StorePosition(self.cluster, self.revision)
             return {
                 block: self._block(block)
                 for name in self._keys(_BLOCKS)
@@ -171,7 +180,7 @@ class StoreDouble:
         """Returns the entries of all nodes."""
         with self._read("list_entries"):
             nodes = [node for node in self._keys(_NODES) if documents.is_node(node)]
-            self._position = Position(self.cluster, self.revision)
+            self._position = StorePosition(self.cluster, self.revision)
             return Entries({node: self._entry(node) for node in nodes}, str(self.revision))
 
     def swap_entry(self, node: str, expected: Stored[NodeEntry | None], new: NodeEntry) -> SwapReply:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from agent.api_answer import Document
 from agent.api_errors import Conflict, NotFound
-from agent.kubernetes import Client, object_path
+from agent.kubernetes import ApiClient, object_path
 from agent.pools.etcd import EtcdStore
 from agent.pools.etcd_client import EtcdClient
 from agent.pools.kubernetes_store import SPACE_LABEL, kubernetes_store
@@ -67,7 +67,7 @@ def etcd_server(etcd: Etcd, space: str) -> StoreServer:
 
 
 def kubernetes_server(
-    url: str, client_of: Callable[[str], Client], space: str, compact: Callable[[], None], *, has_schema: bool
+    url: str, client_of: Callable[[str], ApiClient], space: str, compact: Callable[[], None], *, has_schema: bool
 ) -> StoreServer:
     """Returns a space in Kubernetes; `client_of` returns the administrator's client of a URL."""
     admin = client_of(url)
@@ -81,7 +81,7 @@ def kubernetes_server(
     return StoreServer(url, connect, put, compact, has_schema, space_changes=2)
 
 
-def _put_object(admin: Client, space: str, key: str, raw: bytes | None) -> None:
+def _put_object(admin: ApiClient, space: str, key: str, raw: bytes | None) -> None:
     """Writes the spec of a custom resource as a person would, the status of a space; None deletes the object."""
     kind, _, rest = key.partition("/")
     document: dict[str, Any] = {"apiVersion": "podwire.io/v1", "metadata": {"name": space}}
@@ -106,17 +106,17 @@ def _put_object(admin: Client, space: str, key: str, raw: bytes | None) -> None:
         )
 
 
-def replace(admin: Client, path: str, document: Document) -> Document:
+def replace(admin: ApiClient, path: str, document: Document) -> Document:
     """Replaces an object, as people do and agents never do."""
     return admin._document("PUT", path, document)
 
 
-def delete(admin: Client, path: str) -> Document:
+def delete(admin: ApiClient, path: str) -> Document:
     """Deletes an object, as people do and agents never do."""
     return admin._document("DELETE", path)
 
 
-def apply(admin: Client, documents: Iterable[dict[str, Any]], *usable: str) -> None:
+def apply(admin: ApiClient, documents: Iterable[dict[str, Any]], *usable: str) -> None:
     """Creates cluster-wide objects that do not exist yet, and waits until `usable` collections can be read."""
 
     def is_usable(collection: str) -> bool:
@@ -131,7 +131,7 @@ def apply(admin: Client, documents: Iterable[dict[str, Any]], *usable: str) -> N
     assert all(eventually(lambda: is_usable(one), within_s=30) for one in usable)  # noqa: B023
 
 
-def create_kinds(admin: Client) -> None:
+def create_kinds(admin: ApiClient) -> None:
     """Creates the objects of deploy/pools/, once, and waits until the custom resources can be used."""
     apply(admin, manifests.render(manifests.POOLS), *POOLS)
 
@@ -146,7 +146,7 @@ def binding(role: str) -> dict[str, Any]:
     }
 
 
-def apply_pools(admin: Client, spec: dict[str, Any]) -> None:
+def apply_pools(admin: ApiClient, spec: dict[str, Any]) -> None:
     """Creates the space "default", or replaces its spec, as `kubectl apply` does."""
     try:
         metadata = {"name": "default"}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from attachment import presence
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from tests.support.unit_node import new_node
 
 # Tests with a function of the standard library, scapy or Python beside it fail with the first examples, or never.
@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
+def node(tmp_path: Path) -> CheckedNode:
     """A node with one network, for doctor's checks; modules with other nodes have this fixture themselves."""
     return new_node(tmp_path)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cluster import Cluster, NodeChange
+from agent.cluster import Cluster, ClusterChange
 from agent.node import Node
 
 
@@ -87,17 +87,17 @@ def test_conflicting_networks_follow_the_nodes():
     """A network is conflicting while two nodes have it."""
     cluster = cluster_of(node("a", "10.0.0.0/24"), node("b", "10.0.1.0/24"))
     assert not cluster.conflicts.networks
-    assert cluster.set(node("c", "10.0.1.0/24")) == NodeChange(networks_changed=True)
+    assert cluster.set(node("c", "10.0.1.0/24")) == ClusterChange(networks_changed=True)
     assert networks(cluster) == {"10.0.1.0/24"}
     assert list(cluster.conflicts.describe()) == ["nodes b and c both have podCIDR 10.0.1.0/24"]
-    assert cluster.remove("b") == NodeChange(networks_changed=True)
+    assert cluster.remove("b") == ClusterChange(networks_changed=True)
     assert not cluster.conflicts.networks
 
 
 def test_a_change_without_networks_is_reported_as_such():
     """A change of addresses is no change of networks; this node is not among its peers."""
     cluster = cluster_of(node("a", "10.0.0.0/24"), node("b", "10.0.1.0/24"))
-    assert cluster.set(node("b", "10.0.1.0/24", addresses=["192.0.2.2"])) == NodeChange(networks_changed=False)
+    assert cluster.set(node("b", "10.0.1.0/24", addresses=["192.0.2.2"])) == ClusterChange(networks_changed=False)
     assert list(cluster.peers) == ["b"]
     assert cluster.this == node("a", "10.0.0.0/24")
     direct = cluster.list_unmasqueraded("b", lambda network: True, lambda node: False)
@@ -106,7 +106,7 @@ def test_a_change_without_networks_is_reported_as_such():
     assert {str(network) for network in tunnelled} == {"10.0.1.0/24"}
     unrouted = cluster.list_unmasqueraded("b", lambda network: False, lambda node: False)
     assert {str(network) for network in unrouted} == {"192.0.2.2"}
-    assert cluster.remove("nobody") == NodeChange(networks_changed=False)
+    assert cluster.remove("nobody") == ClusterChange(networks_changed=False)
 
 
 def test_a_known_node_with_wrong_podcidrs_keeps_its_networks():

@@ -10,8 +10,8 @@ from agent import route_plan
 from agent.holders import Holders
 from agent.node import Node
 from agent.route_diff import ObjectChange, RouteDiff
-from agent.route_plan import ConnectedNetwork, NodeNetwork, ObjectKind, Peer, Plan, Situation
-from kernel.protocol_route import Hop, Prefix, format_prefix, pack_network
+from agent.route_plan import ConnectedNetwork, LocalNetwork, ObjectKind, Peer, Plan, Situation
+from kernel.protocol_route import NextHop, Prefix, format_prefix, pack_network
 
 TUNNEL, LAN, SECOND_LAN, BRIDGE = 9, 2, 3, 5
 
@@ -38,8 +38,8 @@ HERE = Situation(
     ),
     tunnel_ifindex=TUNNEL,
     node_networks=(
-        NodeNetwork(0, ip_address("192.0.2.1").packed, packed("192.0.2.0/24")[0]),
-        NodeNetwork(0, ip_address("2001:db8::1").packed, packed("2001:db8::/64")[0]),
+        LocalNetwork(0, ip_address("192.0.2.1").packed, packed("192.0.2.0/24")[0]),
+        LocalNetwork(0, ip_address("2001:db8::1").packed, packed("2001:db8::/64")[0]),
     ),
     underlay=ip_address("192.0.2.1").packed,
 )
@@ -57,7 +57,7 @@ def shown(plan: Plan) -> list[str]:
     """Returns the objects of a plan as text."""
     lines = []
     for dst, hop in plan.objects[ObjectKind.ROUTE].items():
-        assert isinstance(hop, Hop)
+        assert isinstance(hop, NextHop)
         gateway = str(ip_address(hop.gateway))
         lines.append(f"{format_prefix(dst)} via {gateway} dev {hop.ifindex}{' onlink' * hop.onlink}")
     for kind in (ObjectKind.NEIGHBOUR, ObjectKind.FORWARDING):
@@ -135,7 +135,7 @@ def node_of(addresses: list[str], networks: tuple[str, ...]) -> tuple[Peer, Situ
     links = sorted({ip_network(f"{each}/24", strict=False) for each in addresses}, key=str)
     known = [connected(str(network), 2 + index) for index, network in enumerate(links)]
     mine = [
-        NodeNetwork(position, each, network.network)
+        LocalNetwork(position, each, network.network)
         for position, each in enumerate(packed(*addresses))
         for network in known
         if route_plan.contains(network.network, each)
@@ -235,10 +235,10 @@ def test_changes_are_ordered():
     assert compared(near, far) == [
         ObjectChange(ObjectKind.FORWARDING, mac, packed("198.51.100.2")[0]),
         ObjectChange(ObjectKind.NEIGHBOUR, gateway, mac),
-        ObjectChange(ObjectKind.ROUTE, network, Hop(TUNNEL, gateway, onlink=True)),
+        ObjectChange(ObjectKind.ROUTE, network, NextHop(TUNNEL, gateway, onlink=True)),
     ]
     assert compared(far, near) == [
-        ObjectChange(ObjectKind.ROUTE, network, Hop(SECOND_LAN, packed("192.0.2.9")[0])),
+        ObjectChange(ObjectKind.ROUTE, network, NextHop(SECOND_LAN, packed("192.0.2.9")[0])),
         ObjectChange(ObjectKind.NEIGHBOUR, gateway, None),
         ObjectChange(ObjectKind.FORWARDING, mac, None),
     ]

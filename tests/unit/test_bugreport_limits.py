@@ -34,7 +34,7 @@ def test_failure_is_the_reason():
 def test_slow_function_is_ended_with_its_programs(tmp_path: Path):
     """After the limit the child ends, and so does a program that it runs."""
     mark = tmp_path / "mark"
-    program = child.Command(("/bin/sh", "-c", f"echo $$ >{mark}; exec sleep 1000"), {})
+    program = child.ChildCommand(("/bin/sh", "-c", f"echo $$ >{mark}; exec sleep 1000"), {})
 
     def run() -> bytes:
         child.run(program)

@@ -14,7 +14,7 @@ import pytest
 from cni.result import Route
 from kernel import address, link, route, route_copy, rule, vlan
 from kernel.codec import AddressMessage, LinkMessage, RouteMessage, VlanMessage
-from kernel.codec_routing import RouteCopyMessage, RuleMessage
+from kernel.codec_routing import FibRuleMessage, RouteCopyMessage
 from kernel.link import Link, VethEnd
 from kernel.netns import Netns
 from kernel.route_copy import build_route
@@ -22,7 +22,7 @@ from kernel.rtnl import NLM_F_DUMP, Request, Socket
 from kernel.wire import decode
 
 NAMES = {LinkMessage: "ifinfmsg", VlanMessage: "ifinfmsg", AddressMessage: "ifaddrmsg"}
-NAMES |= {RouteMessage: "rtmsg", RouteCopyMessage: "rtmsg", RuleMessage: "fibmsg"}
+NAMES |= {RouteMessage: "rtmsg", RouteCopyMessage: "rtmsg", FibRuleMessage: "fibmsg"}
 # Not by import statements: kernel.codec must replace the package's __init__ before.
 FULL_CLASSES: dict[type[Any], Any] = {
     kind: getattr(importlib.import_module(f"pyroute2.netlink.rtnl.{name}"), name) for kind, name in NAMES.items()
@@ -152,7 +152,7 @@ def is_same(name: str, decoded: Any, full: Any) -> bool:
         (LinkMessage, link.RTM_GETLINK),
         (AddressMessage, address.RTM_GETADDR),
         (RouteMessage, route.RTM_GETROUTE),
-        (RuleMessage, rule.RTM_GETRULE),
+        (FibRuleMessage, rule.RTM_GETRULE),
     ],
 )
 def test_the_kernels_messages_are_decoded_as_by_the_full_classes(kind, number, monkeypatch):

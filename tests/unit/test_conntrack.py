@@ -8,7 +8,7 @@ from kernel import route
 from kernel.codec_netfilter import ConntrackMessage
 from kernel.errors import KernelError
 from kernel.netfilter import conntrack
-from kernel.netfilter.conntrack import Flow
+from kernel.netfilter.conntrack import TrackedFlow
 from kernel.netfilter.nft import NftSocket
 from kernel.rtnl import Request
 from kernel.wire import decode
@@ -49,7 +49,7 @@ def test_the_kernel_filters_flows(ports, flags):
 def to(destination, port=53):
     """Returns a flow to an address."""
     source = "2001:db8::7" if ":" in destination else "198.51.100.7"
-    return Flow(ip_address(source), 40000, ip_address(destination), port, 1)
+    return TrackedFlow(ip_address(source), 40000, ip_address(destination), port, 1)
 
 
 FLOWS = [
@@ -76,7 +76,7 @@ FLOWS = [
 )
 def test_flows_to_udp_host_ports_are_deleted(monkeypatch, mappings, addresses, deleted):
     """Flows to a UDP mapping's address are deleted, or to all of the host's addresses if it has none, and no others."""
-    flows_deleted: list[Flow] = []
+    flows_deleted: list[TrackedFlow] = []
     monkeypatch.setattr(
         conntrack,
         "list_udp_flows",

@@ -7,10 +7,10 @@ import pytest
 
 from cni.errors import CniError
 from kernel import dbus
-from kernel.dbus import NO_REPLY, Bus, BusError, Call
+from kernel.dbus import NO_REPLY, Bus, BusError, MethodCall
 from tests.support.errors import error_of
 
-CALL = Call("org.example", "/org/example", "org.example.Zone", "addSource", ("trusted", "10.0.0.1/32"))
+CALL = MethodCall("org.example", "/org/example", "org.example.Zone", "addSource", ("trusted", "10.0.0.1/32"))
 OK = b"OK 1234\r\n"
 # The reply to Hello, which is the first call: little-endian, a method return to serial 1, body ":1.7".
 HELLO = (

@@ -24,7 +24,7 @@ from tests.unit.test_dhcp_gob import ARRAY, LIST, MAP, OPAQUE, RECURSIVE, STRANG
 from tests.unit.test_dhcp_rpc import ALLOCATE, CONNECT, RELEASE, REPLIES
 
 CASES = 300
-MALFORMED = (packet.Malformed, gob.Malformed)
+MALFORMED = (packet.Malformed, gob.MalformedGob)
 LIMIT_S = 5.0  # it takes milliseconds; with the square of the size minutes
 MAC = b"\2\0\0\0\0\1"
 V4, V6, ALL_NODES = IPv4Address("192.0.2.1"), IPv6Address("fe80::1"), IPv6Address("ff02::1")

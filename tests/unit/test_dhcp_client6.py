@@ -10,7 +10,7 @@ from ipam.dhcp.client4 import Event, Timing
 from ipam.dhcp.client6 import Client, Identity, State
 from ipam.dhcp.lease import INFINITE
 from ipam.dhcp.lease6 import Grant
-from ipam.dhcp.packet6 import Association, LeasedAddress, Message, Status
+from ipam.dhcp.packet6 import Association, LeasedAddress, Message, StatusCode
 from process.values import replace
 
 DUID, IAID, SERVER, OTHER = b"\0\4" + bytes(16), b"\1\2\3\4", b"\0\3server", b"\0\3other"
@@ -18,8 +18,8 @@ ADDRESS, SECOND, NAME_SERVER = (IPv6Address(f"2001:db8::{part}") for part in ("7
 GRANT = Grant(ADDRESS, SERVER, 0.0, 50.0, 80.0, 100.0, 200.0)
 SOLICIT, ADVERTISE, REQUEST, REPLY = packet6.SOLICIT, packet6.ADVERTISE, packet6.REQUEST, packet6.REPLY
 RENEW, REBIND = packet6.RENEW, packet6.REBIND
-NO_ADDRESSES, NO_BINDING = Status(packet6.NO_ADDRESSES, "full"), Status(packet6.NO_BINDING)
-NOT_ON_LINK, FAILURE = Status(packet6.NOT_ON_LINK), Status(packet6.UNSPECIFIED_FAILURE)
+NO_ADDRESSES, NO_BINDING = StatusCode(packet6.NO_ADDRESSES, "full"), StatusCode(packet6.NO_BINDING)
+NOT_ON_LINK, FAILURE = StatusCode(packet6.NOT_ON_LINK), StatusCode(packet6.UNSPECIFIED_FAILURE)
 
 
 class Exchange:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipam.dhcp import gob
-from ipam.dhcp.gob import BYTES, INT, STRING, UINT, Malformed, SliceType, Struct, StructType
+from ipam.dhcp.gob import BYTES, INT, STRING, UINT, MalformedGob, SliceType, Struct, StructType
 
 STRINGS = SliceType("[]string", STRING)
 KIND = StructType("Kind", (("Text", STRING), ("Texts", STRINGS), ("Data", BYTES)))
@@ -86,7 +86,7 @@ def test_fields_of_another_type_are_refused(method):
     getter = getattr(Struct({**values, "skipped": None, "list": [1]}), method)
     assert getter(method) == values[method]
     for other in values.keys() - {method, "skipped"} | {"skipped", "list"}:
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedGob):
             getter(other)
 
 
@@ -152,7 +152,7 @@ ENTRIES = message("ff83 04 01 02ff8400 010c 0104 00 00")  # 66: map[string]int
 )
 def test_malformed_streams_are_refused(data, reason):
     """A stream that is not gob, or exceeds a limit, is Malformed."""
-    with pytest.raises(Malformed, match=reason):
+    with pytest.raises(MalformedGob, match=reason):
         decode(data)
 
 
@@ -164,7 +164,7 @@ def list_of_zeros(count: int) -> bytes:
 def test_number_of_values_is_limited():
     """A message has at most 65,536 values, so that a small message does not need much memory."""
     for definition in (NUMBERS, RECURSIVE):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedGob):
             decode(LIST, definition, list_of_zeros(70_000))
     assert decode(LIST, NUMBERS, list_of_zeros(60_000)) == [Struct({"L": [0] * 60_000})]
     tracemalloc.start()
@@ -183,13 +183,13 @@ def test_type_definitions_are_limited():
         for number in range(128, 8192)
     )
     assert decode(definitions[: 1 << 15]) == []
-    with pytest.raises(Malformed, match="type definitions exceed"):
+    with pytest.raises(MalformedGob, match="type definitions exceed"):
         decode(definitions)
 
 
 def test_large_messages_are_not_sent():
     """A value of more than 1 MiB is Malformed for the sender, too, which can go on with other values."""
     encoder = gob.Encoder()
-    with pytest.raises(Malformed, match="exceeds 1048576"):
+    with pytest.raises(MalformedGob, match="exceeds 1048576"):
         encoder.encode(KIND, Struct({"Data": bytes(1 << 20)}))
     assert decode(encoder.encode(KIND, Struct({"Text": "a"}))) == [Struct({"Text": "a"})]

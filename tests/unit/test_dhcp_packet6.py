@@ -10,7 +10,7 @@ from scapy.layers import dhcp6
 from ipam.dhcp import packet6
 from ipam.dhcp.options import INFINITE_S
 from ipam.dhcp.packet import Malformed
-from ipam.dhcp.packet6 import Association, LeasedAddress, Message, Status, decode, encode
+from ipam.dhcp.packet6 import Association, LeasedAddress, Message, StatusCode, decode, encode
 from process.values import replace
 
 DUID, SERVER, IAID = b"\0\4" + bytes(range(16)), b"\0\3\0\1\2\0\0\0\0\1", b"\1\2\3\4"
@@ -20,7 +20,7 @@ SECONDS = st.one_of(st.integers(0, 2**32 - 2).map(float), st.just(INFINITE_S))
 ADDRESSES = st.integers(0, 2**128 - 1).map(IPv6Address)
 DUIDS = st.one_of(st.just(b""), st.binary(min_size=1, max_size=130))
 NAMES = st.sampled_from(("example.org", "a", "_x.b-c.example", "x" * 63 + ".net"))
-STATUSES = st.builds(Status, st.integers(0, 65535), st.text("abc é", max_size=20).map(str.strip))
+STATUSES = st.builds(StatusCode, st.integers(0, 65535), st.text("abc é", max_size=20).map(str.strip))
 ASSOCIATIONS = st.builds(
     Association,
     iaid=st.binary(min_size=4, max_size=4),
@@ -123,7 +123,7 @@ def test_first_of_a_repeated_option():
     """Of a repeated option the first counts."""
     data = HEADER + option(2, SERVER) + option(2, DUID) + option(13, b"\0\2no") + option(13, b"\0\0")
     message = decode(data)
-    assert (message.server_id, message.status) == (SERVER, Status(packet6.NO_ADDRESSES, "no"))
+    assert (message.server_id, message.status) == (SERVER, StatusCode(packet6.NO_ADDRESSES, "no"))
 
 
 def test_limits_of_values():
@@ -136,9 +136,9 @@ def test_limits_of_values():
 
 def test_failure():
     """The status of the message precedes that of the association; other associations do not matter."""
-    refused = Association(IAID, status=Status(packet6.NO_BINDING))
+    refused = Association(IAID, status=StatusCode(packet6.NO_BINDING))
     assert Message(packet6.REPLY, 1, associations=(refused,)).failure(IAID) == refused.status
     assert Message(packet6.REPLY, 1, associations=(refused,)).failure(b"abcd") is None
-    message = Message(packet6.REPLY, 1, associations=(refused,), status=Status(packet6.NOT_ON_LINK, "moved"))
-    assert message.failure(IAID) == Status(packet6.NOT_ON_LINK, "moved")
+    message = Message(packet6.REPLY, 1, associations=(refused,), status=StatusCode(packet6.NOT_ON_LINK, "moved"))
+    assert message.failure(IAID) == StatusCode(packet6.NOT_ON_LINK, "moved")
     assert message.status.describe() == "NotOnLink: moved"

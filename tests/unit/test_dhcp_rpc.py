@@ -15,7 +15,7 @@ from hypothesis import given
 
 from cni.result import IPConfig, Result, Route
 from ipam.dhcp import gob, rpc, rpc_result
-from ipam.dhcp.gob import Malformed, Struct
+from ipam.dhcp.gob import MalformedGob, Struct
 from ipam.dhcp.rpc import CallArgs, Connection
 from process.values import replace
 from tests.support.binaries import ROOT
@@ -74,7 +74,7 @@ def test_connection_receives_recorded_calls(data, method, size):
         calls += connection.receive(data[start : start + size])
         sent += connection.data_to_send()
     assert sent == CONNECTED
-    assert calls == [rpc.Call(0, method, ARGS)]
+    assert calls == [rpc.RpcCall(0, method, ARGS)]
     assert connection.http_request is None
 
 
@@ -171,16 +171,16 @@ def test_call_that_cannot_be_answered_is_malformed(kind, seq, method):
     request = gob.StructType("Request", (("ServiceMethod", gob.STRING), ("Seq", kind)))
     call = encoder.encode(request, Struct({"ServiceMethod": method, "Seq": seq}))
     arguments = encoder.encode(rpc._CMD_ARGS, rpc._args_struct(CallArgs()))
-    with pytest.raises(Malformed, match="negative"):
+    with pytest.raises(MalformedGob, match="negative"):
         connection.receive(CONNECT + call + arguments)
 
 
 def test_error_is_never_empty():
     """An error without text, which a client would take for success, gets one; a megabyte of text is shortened."""
-    assert len(Connection().refuse(rpc.Call(1, rpc.ALLOCATE, ARGS), "x" * (2 << 20))) < 1 << 17
+    assert len(Connection().refuse(rpc.RpcCall(1, rpc.ALLOCATE, ARGS), "x" * (2 << 20))) < 1 << 17
     for text, error in (("", "unknown error"), ("a\ud800", "a?"), ("\udc80", "?")):
         connection, decoder = Connection(), gob.Decoder()
-        decoder.feed(connection.refuse(rpc.Call(7, rpc.RELEASE, ARGS), text))
+        decoder.feed(connection.refuse(rpc.RpcCall(7, rpc.RELEASE, ARGS), text))
         assert decoder.decode() == Struct({"ServiceMethod": rpc.RELEASE, "Seq": 7, "Error": error})
 
 
@@ -207,7 +207,7 @@ def test_plain_http_requests_are_recognised(request_line, where):
 )
 def test_connection_refuses_other_protocols(data):
     """Another HTTP request, a long one and bytes that are not gob are Malformed."""
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedGob):
         Connection().receive(data)
 
 
@@ -253,12 +253,12 @@ def test_full_queue_of_the_daemon_is_left_in_time(path):
     "chunks",
     [
         *((b"HTTP/1.1 404 Not Found\r\n\r\n",), (b"SSH-2.0-OpenSSH\n\n",), (b"x" * 8192,), (CONNECTED, b"\x80")),
-        (CONNECTED, Connection().reply(rpc.Call(1, rpc.ALLOCATE, ARGS), LEASE)),
+        (CONNECTED, Connection().reply(rpc.RpcCall(1, rpc.ALLOCATE, ARGS), LEASE)),
     ],
 )
 def test_other_programs_on_the_socket_are_refused(path, chunks):
     """An answer of another protocol, or to another call, is Malformed."""
-    with peer(path, *chunks), pytest.raises(Malformed):
+    with peer(path, *chunks), pytest.raises(MalformedGob):
         rpc.call(path, rpc.ALLOCATE, ARGS, limit_s=LIMIT_S)
 
 
@@ -267,7 +267,7 @@ def test_large_stdin_is_sent_whole(path):
     args = CallArgs("c1", stdin=os.urandom(1_000_000))
     with answering_calls(path, lambda server, call: server.reply(call, None)) as calls:
         assert rpc.call(path, rpc.CHECK, args, limit_s=LIMIT_S) == Result()
-    assert calls == [rpc.Call(0, rpc.CHECK, args)]
+    assert calls == [rpc.RpcCall(0, rpc.CHECK, args)]
 
 
 def test_sigterm_ends_the_wait(path):
@@ -300,7 +300,7 @@ def for_go(result: Result) -> Result:
 def test_any_result_survives_a_reply(result):
     """Every field of a result arrives as it was sent."""
     decoder = gob.Decoder()
-    decoder.feed(Connection().reply(rpc.Call(0, rpc.ALLOCATE, CallArgs()), result))
+    decoder.feed(Connection().reply(rpc.RpcCall(0, rpc.ALLOCATE, CallArgs()), result))
     assert decoder.decode() == Struct({"ServiceMethod": rpc.ALLOCATE})
     value = decoder.decode()
     assert value
@@ -334,5 +334,5 @@ def test_ipv4_in_16_bytes_is_ipv4(address, mask):
 )
 def test_malformed_results_are_refused(value):
     """A result with an address, mask or number that is none is Malformed."""
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedGob):
         rpc_result.from_struct(value)

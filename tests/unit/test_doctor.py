@@ -22,7 +22,7 @@ from podwire.attachments import CachedAttachment
 from podwire.doctor import addresses, links, packetfilter, ports, probes, rules, traffic
 from podwire.doctor.checks import CHECKS, run_checks
 from podwire.doctor.finding import UNSEEN, Finding, Severity, fold_consequences
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.doctor.pods import VethPod
 from podwire.facts import cgroups
 from podwire.layers import Layer
@@ -119,7 +119,7 @@ def test_file_system_of_a_store(node, monkeypatch, kind, name):
 def test_printed_commands_have_the_directory_options(node):
     """Printed commands repeat the options for directories other than the default, and quote names of networks."""
     options = [("--conf-dir", "net.d"), ("--bin-dir", ""), ("--cache-dir", "a b")]
-    other = Node(PLUGINS, {}, Directories("net.d", (Layer("a b"),)), ("bin",), options=options)
+    other = CheckedNode(PLUGINS, {}, Directories("net.d", (Layer("a b"),)), ("bin",), options=options)
     assert other.command("gc", "net") == "podwire gc net --conf-dir net.d --cache-dir 'a b'"
     assert node.command("gc", "$(id); x") == "podwire gc '$(id); x'"
 

@@ -12,7 +12,7 @@ from ipam.dhcp.lease import INFINITE, Lease
 from ipam.dhcp.record import LeaseOwner, LeaseRecord, Target
 from ipam.dhcp.store import LeaseStore
 from kernel.boot import get_boot_id
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.node import dhcp_leases
 from tests.support.unit_node import new_node, run_check
 
@@ -20,7 +20,7 @@ BOOT = get_boot_id().decode().strip()
 
 
 @pytest.fixture
-def node(tmp_path) -> Node:
+def node(tmp_path) -> CheckedNode:
     """A node with one network of dhcp, whose socket and lease files are below the test's directory."""
     (tmp_path / "cni" / "results").mkdir(parents=True)
     return new_node(tmp_path, "macvlan", type="dhcp", subnet="", daemonSocketPath=str(tmp_path / "sock"))

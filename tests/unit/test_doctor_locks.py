@@ -10,12 +10,12 @@ import pytest
 
 from kernel.netfilter import iptables_program
 from podwire.doctor import addresses
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from tests.support.unit_node import new_node, run_check
 
 
 @pytest.fixture
-def node(monkeypatch, tmp_path) -> Node:
+def node(monkeypatch, tmp_path) -> CheckedNode:
     """A node with one network, its store and the lock of iptables-legacy below the test's directory."""
     monkeypatch.setattr(iptables_program, "LOCK", f"{tmp_path}/xtables.lock")
     return new_node(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 from cni.errors import CniError
 from podwire.doctor.finding import Severity
-from podwire.doctor.node import Node
+from podwire.doctor.node import CheckedNode
 from podwire.layers import Layer
 from podwire.main import PLUGINS
 from podwire.node.records import Directories
@@ -33,12 +33,12 @@ def test_plugin_that_cannot_start(node, tmp_path, capfd):
     assert capfd.readouterr().err == ""
 
 
-def set_runtime(node: Node, *places: Path, **keys: Any) -> None:
+def set_runtime(node: CheckedNode, *places: Path, **keys: Any) -> None:
     """Gives the node a runtime that searches these directories."""
     node.runtimes = (Runtime("containerd", tuple(map(str, places)), **{"conf_dir": node.conf_dir, **keys}),)
 
 
-def check_directories(node: Node) -> list[tuple[str, str]]:
+def check_directories(node: CheckedNode) -> list[tuple[str, str]]:
     """Returns name and fix of the findings about runtimes' directories."""
     return [(one.name, one.fix) for one in run_check(node, "directories")]
 
@@ -155,7 +155,7 @@ def find(tmp_path):
         script = f"#!/bin/sh\necho 'containerd github.com/containerd/containerd {containerd} 1'"
         create_plugin(tmp_path / "containerd", script)
         directories = Directories(str(tmp_path), (Layer(str(tmp_path)),))
-        node = Node(PLUGINS, {"PATH": str(tmp_path)}, directories, ("/opt/cni/bin",))
+        node = CheckedNode(PLUGINS, {"PATH": str(tmp_path)}, directories, ("/opt/cni/bin",))
         node.runtimes = tuple(one if one is ELSEWHERE else replace(one, conf_dir=str(tmp_path)) for one in installed)
         return run_check(node, "versions")
 

@@ -10,11 +10,11 @@ import pytest
 from podwire.commands import doctor, test
 from podwire.doctor.checks import CHECKS
 from podwire.doctor.finding import Check, Finding, ok_finding
-from podwire.doctor.run import Run
+from podwire.doctor.shell_command import ShellCommand
 from podwire.node.model import Pod
 from podwire.output import Output
 from podwire.probe.paths import Path
-from podwire.probe.run import PathState, Result
+from podwire.probe.run import PathResult, PathState
 from podwire.trace.suspect import Suspect
 from podwire.trace.topology import Topology
 from tests.support.sources import FILLED, sources
@@ -62,7 +62,7 @@ def test_texts_with_values_are_prose():
 def test_a_fix_of_several_findings_is_printed_once():
     """Findings with the same fix stand together above it; a command is never broken, other lines are."""
     check, fault = FAULTS[0]
-    fix = Run(f"podwire repair {'podwire ' * 10}")
+    fix = ShellCommand(f"podwire repair {'podwire ' * 10}")
     first, other, last = (fault.finding("podwire", f"{pod} {'is lost ' * 12}", fix) for pod in "abc")
     lines = print_all((check, first), (check, fault.finding("x", "y", "do this")), (check, other), (check, last))
     assert [line[:11] for line in lines if not line.startswith("    ")][:4] == ["problem con"] * 3 + ["  fix: podw"]
@@ -72,7 +72,7 @@ def test_a_fix_of_several_findings_is_printed_once():
 def test_an_equal_suspect_is_not_repeated():
     """Paths of one pod that the same suspect lost name it once, and say where to look, if that is not the node."""
     path = cast(Path, SimpleNamespace(pod=cast(Pod, None), title="gateway icmp", way="10.22.0.2 > 10.22.0.1"))
-    lost = Result(
+    lost = PathResult(
         path, PathState.LOST, None, "no answer", Suspect("mtu", "default/a", "eth0 has MTU 68", look="ip link")
     )
     stream = io.StringIO()

@@ -7,8 +7,8 @@ import pytest
 from podwire.doctor import fixing, undo_parts
 from podwire.doctor.finding import Check, Finding, Severity
 from podwire.doctor.packets import TO_NODE, Packets, RuleKey, Sent
-from podwire.doctor.run import Run
-from podwire.doctor.undo import Undo
+from podwire.doctor.shell_command import ShellCommand
+from podwire.doctor.undo import CommandUndo
 from podwire.doctor.verdict import FixTrial, FixVerdict
 from podwire.output import Output
 from process import signals
@@ -17,9 +17,9 @@ from tests.support import programs
 RULES = Check("packet filter", "rules", "", lambda _node: (), ())
 LINKS = Check("links", "bridges", "", lambda _node: (), ())
 FINDING = Finding(
-    Severity.PROBLEM, "rule-drops", "net", "rule 3 of chain c drops packets between pods: -j DROP", Run("x")
+    Severity.PROBLEM, "rule-drops", "net", "rule 3 of chain c drops packets between pods: -j DROP", ShellCommand("x")
 )
-OTHER = Finding(Severity.PROBLEM, "bridge-down", "net", "it is down", Run("y"))
+OTHER = Finding(Severity.PROBLEM, "bridge-down", "net", "it is down", ShellCommand("y"))
 RULE = ("c", 7)
 
 
@@ -43,7 +43,9 @@ def judge(
 
 def test_command_without_effect_is_undone():
     """A command is undone if the finding is still there, also with other words, unless fewer packets are lost."""
-    again = Finding(Severity.PROBLEM, "rule-drops", "net", "rule 4 of chain c drops all packets: -j DROP", Run("z"))
+    again = Finding(
+        Severity.PROBLEM, "rule-drops", "net", "rule 4 of chain c drops all packets: -j DROP", ShellCommand("z")
+    )
     assert judge(sent(lost=2), sent(lost=2), again) == (False, "it did not help: the finding is still there")
     assert judge(sent(), sent(), again).is_kept is False
     assert judge(sent(lost=2), sent(lost=1), again).is_kept
@@ -131,7 +133,7 @@ def test_command_is_undone(tmp_path, monkeypatch, command, before, after, undo):
     programs.install(tmp_path, **{command.split()[0]: f"cat {state}"})
     monkeypatch.setattr(undo_parts, "find_program", lambda name: str(tmp_path / name))
     state.write_text(before)
-    planned = Undo(command)
+    planned = CommandUndo(command)
     state.write_text(after)
     assert (planned.is_complete, planned.compute()) == (True, [undo])
 
@@ -139,6 +141,6 @@ def test_command_is_undone(tmp_path, monkeypatch, command, before, after, undo):
 def test_unknown_command_has_no_undo():
     """For a command of podwire itself, an unknown one, and commands that another operator joins there is no undo."""
     for command in ("podwire repair net", "kill 1", "ip route flush table 7", "modprobe veth; kill 1", "systemctl x"):
-        undo = Undo(command)
+        undo = CommandUndo(command)
         assert not undo.is_complete
         assert undo.compute() == []

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cni.conf import Attachment
 from kernel.netfilter import iptables_listing, nft, nft_rule
-from kernel.netfilter.iptables_rule import IptablesRule, Listing
+from kernel.netfilter.iptables_rule import ChainList, IptablesRule
 from kernel.netfilter.nft_set import Element
 from plugins.firewall import iptables_rules
 from plugins.firewall import iptables_rules as rules
@@ -70,10 +70,10 @@ def test_names_in_a_record_are_parsed():
     """A record names network and attachment, or has their hashes if the names are too long for a comment."""
     attachment = Attachment("cid", "a\"'\\b")
     spec = FirewallSpec("net", *attachment)
-    (record,) = rules.parse_records(Listing.of((), [rules.record_rule(spec, ip_address("fd00::1"))]))
+    (record,) = rules.parse_records(ChainList.of((), [rules.record_rule(spec, ip_address("fd00::1"))]))
     assert (record.address, record.owner) == (ip_address("fd00::1"), ("net", attachment))
     long = FirewallSpec("n" * 240, "cid", "eth0")
-    (record,) = rules.parse_records(Listing.of((), [rules.record_rule(long, ip_address("10.0.0.1"))]))
+    (record,) = rules.parse_records(ChainList.of((), [rules.record_rule(long, ip_address("10.0.0.1"))]))
     assert record.owner is None
     assert rules.is_of_network(record, "n" * 240)
     assert not rules.is_of_network(record, "n" * 239)

@@ -12,7 +12,7 @@ from cni.errors import CniError
 from kernel import locks, system
 from kernel.netfilter import iptables, iptables_program
 from kernel.netfilter.iptables_program import LineSyntaxError, RefusedError, UnusableError
-from kernel.netfilter.iptables_rule import IptablesChange, IptablesRule, Listing
+from kernel.netfilter.iptables_rule import ChainList, IptablesChange, IptablesRule
 from tests.support.errors import error_of
 from tests.support.machine import eventually
 
@@ -86,7 +86,7 @@ def test_chains_are_read_by_one_process(programs):
     listings = iptables.read([4], "nat", ["POSTROUTING", "CNI-x"])
     assert programs.calls() == ["C --noflush --wait 10"]
     assert programs.stdin() == "*nat\n-S POSTROUTING\n-S CNI-x\nCOMMIT\n"
-    assert listings == {4: Listing.of(["POSTROUTING", "CNI-x"])}
+    assert listings == {4: ChainList.of(["POSTROUTING", "CNI-x"])}
 
 
 def test_invalid_utf8_is_preserved(programs):
@@ -104,14 +104,14 @@ def test_a_missing_chain_is_not_listed(programs):
     """Exit status 1 after the listing of a built-in chain means that the next chain is missing."""
     programs.install(4, 1)
     programs.lists("-P POSTROUTING ACCEPT\n")
-    assert iptables.read([4], "nat", ["POSTROUTING", "CNI-x"]) == {4: Listing.of(["POSTROUTING"])}
+    assert iptables.read([4], "nat", ["POSTROUTING", "CNI-x"]) == {4: ChainList.of(["POSTROUTING"])}
 
 
 def test_the_whole_table_is_listed(programs):
     """Without chains the whole table is listed; a program that lists none is broken, and its table is not empty."""
     program = programs.install()
     programs.lists("-P INPUT ACCEPT\n-N CNI-x\n")
-    assert iptables.list_chains({4: []}, "nat") == {4: Listing.of(["INPUT", "CNI-x"])}
+    assert iptables.list_chains({4: []}, "nat") == {4: ChainList.of(["INPUT", "CNI-x"])}
     assert "CNI-x" in iptables.list_chains({4: ["CNI-x"]}, "nat")[4].chains
     programs.lists("")
     assert error_of(lambda: iptables.list_chains({4: []}, "nat"), UnusableError).msg.startswith(program.name)
@@ -281,7 +281,7 @@ def test_legacy_tables_are_read_by_the_program_of_that_variant(programs, host):
     expected = other if host in ("xtables-nft-multi", "") else programs.directory / "iptables-restore"
     assert iptables_program.find(4, legacy=True) == str(expected)
     if expected == other:
-        assert iptables.read([4], "nat", ["POSTROUTING"], legacy=True) == {4: Listing.of(["POSTROUTING"])}
+        assert iptables.read([4], "nat", ["POSTROUTING"], legacy=True) == {4: ChainList.of(["POSTROUTING"])}
 
 
 def test_a_failure_names_the_program_of_that_variant(programs):

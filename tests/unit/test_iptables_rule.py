@@ -11,7 +11,7 @@ from attachment.masquerade.names import MASQUERADE_CHAINS
 from cni.conf import Attachment
 from kernel.netfilter import iptables, iptables_listing, nft, nft_expression, nft_rule
 from kernel.netfilter.iptables_expressions import change_request, render_expressions, select_equal
-from kernel.netfilter.iptables_rule import IptablesChange, IptablesRule, Listing, comment_match, quoted
+from kernel.netfilter.iptables_rule import ChainList, IptablesChange, IptablesRule, comment_match, quoted
 from kernel.netfilter.nft import Table
 from plugins.firewall import iptables_rules
 from plugins.firewall import rule_listing as firewall
@@ -26,14 +26,16 @@ TEXTS = st.text(
 
 def test_a_listing_has_the_rules_of_each_chain():
     """A listing has built-in and other chains, with their rules in order, and ignores other lines."""
-    listing = Listing.parse(f"-P POSTROUTING ACCEPT\n-N CNI-a\n# comment\n-A POSTROUTING -j CNI-a\n{RULE}\n-A CNI-a\n")
+    listing = ChainList.parse(
+        f"-P POSTROUTING ACCEPT\n-N CNI-a\n# comment\n-A POSTROUTING -j CNI-a\n{RULE}\n-A CNI-a\n"
+    )
     assert list(listing.chains) == ["POSTROUTING", "CNI-a"]
     assert listing.rules("CNI-a") == [RULE, IptablesRule("CNI-a", "")]
     assert RULE in listing
     assert IptablesRule("CNI-b", RULE.spec) not in listing
     assert listing.rules("CNI-b") == []
     assert listing.jumps_to("CNI-a") == ["POSTROUTING"]
-    assert listing | Listing.of(["CNI-a"], [RULE]) == Listing.parse(
+    assert listing | ChainList.of(["CNI-a"], [RULE]) == ChainList.parse(
         f"-P POSTROUTING ACCEPT\n-A POSTROUTING -j CNI-a\n-N CNI-a\n{RULE}"
     )
 
@@ -139,7 +141,7 @@ def listing():
         f"-A CNI-HOSTPORT-DNAT -p tcp {second} -m multiport --dports 8080,8081 -j {ports}",
         f"-A CNI-FORWARD-OWNERS -s 10.22.0.2/32 {comment_match(iptables_rules.owner_text('net', ATTACHMENT))}",
     ]
-    return Listing.parse("\n".join(lines))
+    return ChainList.parse("\n".join(lines))
 
 
 @pytest.fixture(autouse=True)

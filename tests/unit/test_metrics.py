@@ -15,7 +15,7 @@ from cni.errors import CniError
 from podwire import logs
 from podwire.layers import Layer
 from podwire.metrics import exposition, verb_counts
-from podwire.metrics.exposition import COUNTER, GAUGE, Family, Sample
+from podwire.metrics.exposition import COUNTER, GAUGE, MetricFamily, Sample
 from podwire.metrics.verb_counts import VerbCounts
 from podwire.node.records import Directories
 from tests.support.binaries import ROOT
@@ -54,7 +54,7 @@ def log(tmp_path: Path) -> Path:
 def test_parser_reads_hostile_labels():
     """Quotes, backslashes, line ends and bytes that are no UTF-8 in a label are read back by Prometheus' parser."""
     name = 'a"b\\n\n\\\udcff}'
-    text = exposition.render([Family("m", GAUGE, "A\nmeaning.", (Sample({"network": name, "b": ""}, 2.5),))])
+    text = exposition.render([MetricFamily("m", GAUGE, "A\nmeaning.", (Sample({"network": name, "b": ""}, 2.5),))])
     (family,) = text_string_to_metric_families(text)
     assert family.samples[0].labels == {"network": name.replace("\udcff", "?"), "b": ""}
     assert family.samples[0].value == 2.5
@@ -62,7 +62,9 @@ def test_parser_reads_hostile_labels():
 
 def test_family_without_samples_is_left_out():
     """A metric without samples is not printed, and large numbers are printed in full."""
-    text = exposition.render([Family("a", COUNTER, "A.", ()), Family("b", GAUGE, "B.", (Sample({}, 2**64),))])
+    text = exposition.render(
+        [MetricFamily("a", COUNTER, "A.", ()), MetricFamily("b", GAUGE, "B.", (Sample({}, 2**64),))]
+    )
     assert text == "# HELP b B.\n# TYPE b gauge\nb 18446744073709551616\n"
 
 

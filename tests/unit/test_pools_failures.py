@@ -9,7 +9,7 @@ import pytest
 
 from agent.pools import grants_file, reclaim
 from agent.pools.block_protocol import FREE, BlockRecord, Evidence, NodeRecord, SwapOutcome, Token
-from agent.pools.grants_file import State
+from agent.pools.grants_file import BlockState
 from agent.pools.store import BlockNote, NodeEntry, Stored
 from ipam.host_local import grants as plugin_format
 from tests.pools_world.scenario import POOL, addresses, blocks_of, change_space, run, space_of
@@ -112,7 +112,7 @@ def test_a_lost_block_is_stopped_and_reported_with_its_pods(world, node):
     assert reclaim.reclaim(world.store, suspect, Evidence.POWERED_OFF).blocks == (block,)
     node.manager.entry_changed()
     run(node)
-    assert blocks_of(node, State.LOST) == [str(block)]
+    assert blocks_of(node, BlockState.LOST) == [str(block)]
     (event,) = node.reports.events
     assert f"block {block} of pool default is lost" in event
     assert f"{address} of container c0-1-1" in event
@@ -121,7 +121,7 @@ def test_a_lost_block_is_stopped_and_reported_with_its_pods(world, node):
     node.delete(0)
     run(node)
     assert world.store.read_entry(node.node).value.record.is_fenced is False
-    assert not blocks_of(node, State.LOST)
+    assert not blocks_of(node, BlockState.LOST)
 
 
 @pytest.mark.parametrize("has_new_uid", [False, True])
@@ -137,7 +137,7 @@ def test_a_fence_ends_all_grants_before_the_blocks_become_free(world, node, has_
         node.rename()
     node.manager.entry_changed()
     run(node)
-    assert blocks_of(node, State.LOST) == [str(block)]
+    assert blocks_of(node, BlockState.LOST) == [str(block)]
     free = late.value._replace(owner="")
     assert world.store.swap_block(block, late, free, BlockNote()).outcome is SwapOutcome.SUCCEEDED
     answer = node.add()

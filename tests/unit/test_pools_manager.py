@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from agent.pools.documents import parse_entry
-from agent.pools.grants_file import State
-from agent.pools.identity import Identity
+from agent.pools.grants_file import BlockState
+from agent.pools.identity import NodeIdentity
 from agent.pools.network_blocks import NetworkBlocks, NetworkOptions
 from agent.pools.space import parse_space
 from ipam.host_local.store import ReservationStore as Reservations
@@ -128,7 +128,7 @@ def test_routes_come_before_the_grant_and_go_before_the_return(world, node):
             while node.pods:
                 node.delete(0)
         published = set(world.store.read_entry(node.node).value.networks)
-        granted = {entry.block for entry in node.entries if entry.state is State.GRANTED}
+        granted = {entry.block for entry in node.entries if entry.state is BlockState.GRANTED}
         free = {block for block, stored in world.store.list_blocks().items() if not stored.value.owner}
         assert granted <= published
         assert not free & published
@@ -142,14 +142,14 @@ def test_a_draining_cidr_is_emptied(world, node):
     (old,) = blocks_of(node)
     change_space(world, {**POOL, "cidrs": ["10.22.0.0/24", "10.23.0.0/24"], "draining": ["10.22.0.0/24"]})
     run(node)
-    assert blocks_of(node, State.DRAINING) == [old]
+    assert blocks_of(node, BlockState.DRAINING) == [old]
     answer = node.add()
     assert answer["ips"][0]["address"].startswith("10.23.0.")
     assert ip_network(old) in world.store.read_entry(node.node).value.networks
     for _ in range(2):
         node.delete(0)
     run(node)
-    assert not blocks_of(node, State.DRAINING)
+    assert not blocks_of(node, BlockState.DRAINING)
     assert world.store.read_block(ip_network(old)).value.owner == ""
 
 
@@ -245,7 +245,9 @@ def test_an_edited_entry_is_corrected(world, node):
 @pytest.mark.timeout(60)
 def test_the_agent_never_waits_for_the_lock_of_the_plugins(tmp_path):
     """It goes on while a stopped plugin holds the lock, and with a FIFO in its place: no signal would end its wait."""
-    network = NetworkBlocks(NetworkOptions("net", "default", f"{tmp_path}/leases"), Identity("0" * 32, "m1", "boot-1"))
+    network = NetworkBlocks(
+        NetworkOptions("net", "default", f"{tmp_path}/leases"), NodeIdentity("0" * 32, "m1", "boot-1")
+    )
     with Reservations(f"{tmp_path}/leases", "net").locked():
         assert not network.save_locked(lambda grants: grants)
     lock = tmp_path / "leases/net/lock"

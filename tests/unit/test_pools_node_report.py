@@ -6,8 +6,8 @@ import pytest
 
 from agent.pools import grants_file
 from agent.pools.block_protocol import Token
-from agent.pools.grants_file import FileEntry, Grants, PoolHead, State
-from agent.pools.identity import Identity
+from agent.pools.grants_file import BlockState, FileEntry, Grants, PoolHead
+from agent.pools.identity import NodeIdentity
 from agent.pools.manager import Manager
 from agent.pools.memory import NodeFacts
 from agent.pools.network_blocks import NetworkOptions
@@ -16,7 +16,7 @@ from tests.pools_world.node import Reports
 from tests.support.admin_world import ONE, World
 from tests.support.store_double import Fault
 
-IDENTITY = Identity(ONE, "machine-1", "boot-1")
+IDENTITY = NodeIdentity(ONE, "machine-1", "boot-1")
 STATUS = ManagerStatus()
 FIRST = ip_network("10.22.0.0/26")
 
@@ -34,7 +34,7 @@ def directory(tmp_path):
     data_dir = tmp_path / "leases"
     (tmp_path / "leases.podwire").mkdir()
     (data_dir / "podnet").mkdir(parents=True)
-    entries = (entry(0, State.GRANTED), entry(64, State.DRAINING))
+    entries = (entry(0, BlockState.GRANTED), entry(64, BlockState.DRAINING))
     grants = Grants("boot-1", ONE, (PoolHead("default", (4,)),), entries)
     grants_file.write(f"{data_dir}.podwire/podnet.grants", grants)
     for address in ("10.22.0.2", "10.22.0.3", "10.22.0.70"):

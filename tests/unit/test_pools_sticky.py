@@ -9,7 +9,7 @@ import pytest
 
 from agent.pools import reclaim
 from agent.pools.block_protocol import BlockRecord, Evidence, Token
-from agent.pools.grants_file import State
+from agent.pools.grants_file import BlockState
 from agent.pools.key_search import MAX_TRIES, KeySearch
 from agent.pools.network_blocks import NetworkBlocks
 from agent.pools.pods import parse_pod
@@ -354,4 +354,4 @@ def test_the_network_itself_names_no_sticky_pool(tmp_path):
     world = World(tmp_path, nodes=1, space=space_of({**STICKY, "name": "default"}))
     run(world.nodes[0])
     assert "pool default is sticky" in world.nodes[0].reports.last_problems[0]
-    assert not [entry for entry in world.nodes[0].entries if entry.state is State.GRANTED]
+    assert not [entry for entry in world.nodes[0].entries if entry.state is BlockState.GRANTED]

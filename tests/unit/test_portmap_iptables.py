@@ -7,7 +7,7 @@ from ipaddress import ip_interface
 import pytest
 
 from cni.errors import CniError
-from kernel.netfilter.iptables_rule import Listing
+from kernel.netfilter.iptables_rule import ChainList
 from plugins.portmap import iptables_check, iptables_rules, iptables_state
 from plugins.portmap.conf import HostPorts, PortMapping
 from plugins.portmap.iptables_rules import (
@@ -23,7 +23,7 @@ from tests.support.iptables_table import Table
 ADDRESSES = {4: ip_interface("10.22.0.2/16"), 6: ip_interface("fd00:22::2/64")}
 HOST_PORTS = HostPorts("goldnet", "0123abcdef", "eth0", (PortMapping(8080, 80, "tcp"),), ADDRESSES)
 CHAIN = "CNI-DN-f42161b9e0c33131294cd"
-NOTHING = Listing()
+NOTHING = ChainList()
 
 
 def listing_after_add(host_ports, listing=NOTHING):
@@ -35,7 +35,7 @@ def listing_after_add(host_ports, listing=NOTHING):
 
 
 def without(listing, removed):
-    return Listing.of(
+    return ChainList.of(
         listing.chains, [rule for chain in listing.chains for rule in listing.rules(chain) if rule != removed]
     )
 
@@ -45,7 +45,7 @@ def test_mark_rule_after_the_dnat_rule_is_missing():
     listing = listing_after_add(HOST_PORTS)
     (late,) = (rule for rule in listing.rules(CHAIN) if "-s 127.0.0.1/32" in rule.spec)
     others = without(listing, late)
-    changed = others | Listing.of([CHAIN], [*others.rules(CHAIN), late])
+    changed = others | ChainList.of([CHAIN], [*others.rules(CHAIN), late])
     error = failure_of(lambda: iptables_check.check_rules(HOST_PORTS, 4, changed), CniError)
     assert error
     assert error.msg == f"host ports: rule {late} is missing in table nat (iptables)"
@@ -79,7 +79,7 @@ JUMP_RULES = [
 @pytest.mark.parametrize(("text", "parsed"), JUMP_RULES)
 def test_jump_rules_of_other_programs(text, parsed):
     """Any rule in CNI-HOSTPORT-DNAT is parsed; parts in another form than ours are left empty."""
-    (jump_rule,) = parse_jump_rules(Listing.parse(f"-A CNI-HOSTPORT-DNAT {text}\n-A CNI-HOSTPORT-MASQ -j X"))
+    (jump_rule,) = parse_jump_rules(ChainList.parse(f"-A CNI-HOSTPORT-DNAT {text}\n-A CNI-HOSTPORT-MASQ -j X"))
     assert (jump_rule.protocol, jump_rule.ports, jump_rule.target) == parsed
     assert jump_rule.conditional == (not text.startswith("-p tcp -m multiport --dports 80,81 "))
 
@@ -105,7 +105,7 @@ def test_jump_rules_of_portmap():
 def test_port_of_a_jump_rule_conflicts_only_if_its_chain_forwards_it(chain_line, count):
     """A port of a jump rule is no conflict if its chain is listed and does not forward the port."""
     other = '-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "c" -m multiport --dports 8080 -j CNI-DN-x'
-    listing = Listing.parse(f"{chain_line}\n{other}")
+    listing = ChainList.parse(f"{chain_line}\n{other}")
     foreign = iptables_rules.foreign_rules(HOST_PORTS, 4, listing, parse_jump_rules(listing))
     assert len(foreign) == count
 
@@ -114,7 +114,7 @@ def test_rule_without_owner_is_a_conflict():
     """A rule that names no container counts as a running container's: with "onConflict" its port is refused."""
     other = "-A CNI-HOSTPORT-DNAT -p tcp -m multiport --dports 8080 -j MINE"
     host_ports = replace(HOST_PORTS, refuse_conflicts=True)
-    error = failure_of(lambda: iptables_rules.changes_for_add(host_ports, (), 4, Listing.parse(other)), CniError)
+    error = failure_of(lambda: iptables_rules.changes_for_add(host_ports, (), 4, ChainList.parse(other)), CniError)
     assert error
     assert (error.code, error.msg) == (11, "host port 8080/tcp is in use by a rule that names no container")
 

@@ -11,7 +11,7 @@ import pytest
 from _podwire import spawn_bound
 
 from process import child, signals
-from process.child import Command, Notice, Outcome
+from process.child import ChildCommand, Notice, Outcome
 from tests.support.errors import error_of, failure_of
 from tests.support.processes import in_a_child
 
@@ -26,7 +26,7 @@ def run(request):
 
 
 def shell(script, stdin=b"", **how):
-    return Command(("/bin/sh", "-c", script), how.pop("env", ENV), stdin, **how)
+    return ChildCommand(("/bin/sh", "-c", script), how.pop("env", ENV), stdin, **how)
 
 
 def children():
@@ -37,7 +37,7 @@ def children():
 def test_programs_get_their_input_and_environment(run):
     """Each program reads its stdin and has only its environment."""
     env = {"A": "b", "NAME": "ümlaut\udcff"}
-    one, two = run(Command(("/bin/cat",), {}, b"x\0\xff"), Command(("/usr/bin/env",), env))
+    one, two = run(ChildCommand(("/bin/cat",), {}, b"x\0\xff"), ChildCommand(("/usr/bin/env",), env))
     assert one == Outcome(0, b"x\0\xff", b"")
     assert two.stdout.splitlines() == [b"A=b", os.fsencode("NAME=ümlaut\udcff")]
 
@@ -80,7 +80,7 @@ def test_a_failed_start_ends_the_other_programs(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "posix_spawn", second_when_first_is_up)
         with pytest.raises(FileNotFoundError):
-            child.run(first, Command(("/nonexistent",), {}))
+            child.run(first, ChildCommand(("/nonexistent",), {}))
     assert (tmp_path / "end").read_text() == "cleaned\n"
     assert children() == []
 
@@ -94,7 +94,7 @@ def test_no_descriptor_or_process_remains(run, tmp_path):
 
     before = process_state()
     run(shell("exit 1"), shell("", capture_stderr=True))
-    error = error_of(lambda: run(shell(""), Command((str(tmp_path),), {})), PermissionError)
+    error = error_of(lambda: run(shell(""), ChildCommand((str(tmp_path),), {})), PermissionError)
     assert (process_state(), error.strerror) == (before, os.strerror(errno.EACCES))
     wakeup = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(wakeup)
@@ -109,7 +109,7 @@ def test_a_signal_ends_all_programs_first(tmp_path):
 
     def plugin():
         signals.block()
-        commands = [Command(("/bin/sh", "-c", script, "sh", name), ENV) for name in ("first", "second")]
+        commands = [ChildCommand(("/bin/sh", "-c", script, "sh", name), ENV) for name in ("first", "second")]
         start = time.monotonic()
         ended = failure_of(lambda: child.run(shell("exit 0"), *commands), signals.Terminated)
         return ended is not None and time.monotonic() - start < LIMIT_S and children() == []
@@ -133,7 +133,7 @@ def test_programs_start_with_default_signals(run):
     """SIGPIPE, which Python ignores, and blocked signals have their default actions in a program."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
     try:
-        (outcome,) = run(Command(("/bin/cat", "/proc/self/status"), {}))
+        (outcome,) = run(ChildCommand(("/bin/cat", "/proc/self/status"), {}))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     masks = dict(line.split(":\t", 1) for line in outcome.stdout.decode().splitlines() if line.startswith("Sig"))
@@ -144,7 +144,7 @@ def test_programs_start_with_default_signals(run):
 def test_a_program_has_three_descriptors(run):
     """A program inherits no other pipes and files of this process."""
     before = {os.readlink(f"/proc/self/fd/{fd}") for fd in range(256) if os.path.exists(f"/proc/self/fd/{fd}")}
-    (_, outcome) = run(shell(""), Command(("/bin/ls", "-l", "/proc/self/fd"), {}, capture_stderr=True))
+    (_, outcome) = run(shell(""), ChildCommand(("/bin/ls", "-l", "/proc/self/fd"), {}, capture_stderr=True))
     seen = set(outcome.stdout.decode().split()) - before
     assert len([word for word in seen if word.startswith("pipe:")]) == 2
     assert outcome.stdout.count(b"/memfd:stdin") == 1

@@ -6,9 +6,9 @@ import pytest
 
 from ipam.host_local.store import ReservationStore
 from kernel import link, sysctl
-from kernel.dbus import Bus, Call, Reply
+from kernel.dbus import Bus, MethodCall, Reply
 from kernel.netfilter import conntrack, nft, nft_rule, nft_set
-from kernel.netfilter.conntrack import Flow
+from kernel.netfilter.conntrack import TrackedFlow
 from kernel.netfilter.nft import Chain, NftRule, NftSocket, Table
 from kernel.rtnl import Socket
 from process import directories, record
@@ -62,7 +62,7 @@ def test_dry_run_of_netlink():
         Chain(Table(nft.INET, "t"), "c"),
         nft_set.Set(Table(nft.INET, "t"), "s", (nft_set.IPV4_ADDRESS,)),
     )
-    flow = Flow(ip_address("192.0.2.2"), 5000, ip_address("192.0.2.1"), 53, 1)
+    flow = TrackedFlow(ip_address("192.0.2.2"), 5000, ip_address("192.0.2.1"), 53, 1)
     with record.recording(dry_run=True) as recorded:
         without_descriptor(Socket).change(link.create_bridge_request("cni0", b"\2\0\0\0\0\1", 0))
         nft.change(
@@ -81,11 +81,11 @@ def test_dry_run_of_netlink():
 
 def test_dry_run_of_calls_on_the_bus():
     """A dry run sends calls that only read, and records a call that changes something."""
-    change = Call("org.x", "/x", "org.x", "removeSource", (), "have firewalld remove 10.1.2.3 from zone trusted")
+    change = MethodCall("org.x", "/x", "org.x", "removeSource", (), "have firewalld remove 10.1.2.3 from zone trusted")
     with record.recording(dry_run=True) as recorded:
         assert without_descriptor(Bus).call(change) == [Reply()]
         with pytest.raises(AttributeError):  # it would be sent
-            without_descriptor(Bus).call(Call("org.x", "/x", "org.x", "getZones"))
+            without_descriptor(Bus).call(MethodCall("org.x", "/x", "org.x", "getZones"))
     assert recorded.changes == [change.description]
 
 

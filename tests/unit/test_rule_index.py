@@ -81,7 +81,7 @@ def test_program_that_copies_rules(monkeypatch, capfd):
     """It finds the extensions where the caller's iptables does; its refusal is in the result, and not on stderr."""
     monkeypatch.setenv("XTABLES_LIBDIR", "/opt/xtables")
     scripts = ('test "$XTABLES_LIBDIR" = /opt/xtables', "echo refused >&2; exit 1")
-    rules = copying.Rules(tuple((("sh", "-c", script), b"") for script in scripts))
+    rules = copying.CopiedRules(tuple((("sh", "-c", script), b"") for script in scripts))
     assert copying.write(rules) == (f"not all rules could be copied: sh -c {scripts[1]} failed",)
     assert capfd.readouterr().err == ""
 

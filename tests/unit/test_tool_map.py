@@ -17,7 +17,7 @@ from podwire.node.model import (
     NodeInventory,
     NodeNetwork,
     Pod,
-    Range,
+    RangeUsage,
     fold_ports,
     format_rate,
 )
@@ -25,7 +25,7 @@ from podwire.views import map_svg
 from podwire.views.shot import Shot
 
 SVG = "{http://www.w3.org/2000/svg}"
-RANGE = Range("/var/lib/cni/networks", 0, "10.22.0.1-10.22.0.254", 253, 2)
+RANGE = RangeUsage("/var/lib/cni/networks", 0, "10.22.0.1-10.22.0.254", 253, 2)
 NETWORK = NodeNetwork("net", "/etc/cni/net.d/10-net.conflist", ("bridge",), ("cni0",), (RANGE,), 2)
 SHOT = Shot("node-1", "2026-11-25 12:00:00Z", "1.2.3")
 BRIDGE = HostInterface("cni0", ("10.22.0.1/24",), ("veth1",))

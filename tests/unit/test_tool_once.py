@@ -9,7 +9,7 @@ from kernel.netfilter.iptables_program import RESOURCE_PROBLEM
 from podwire.attachments import CachedAttachment
 from podwire.checking import Checker
 from podwire.programs_once import ProgramsOnce
-from process.child import Command, Notice
+from process.child import ChildCommand, Notice
 
 _APPENDS = "import sys; open(sys.argv[1], 'a').write('x'); print(sys.argv[2]); sys.exit(int(sys.argv[2]))"
 
@@ -17,7 +17,7 @@ _APPENDS = "import sys; open(sys.argv[1], 'a').write('x'); print(sys.argv[2]); s
 def run(system, path, *statuses):
     """Runs a program for each status; returns the statuses that it ended with, and how often it has run."""
     commands = [
-        Command((sys.executable, "-c", _APPENDS, str(path), str(one)), {}, capture_stderr=True) for one in statuses
+        ChildCommand((sys.executable, "-c", _APPENDS, str(path), str(one)), {}, capture_stderr=True) for one in statuses
     ]
     outcomes = system.run_programs(*commands, limit_s=60.0, notice=Notice(60.0, lambda: None))
     return [one.status for one in outcomes], len(path.read_text())

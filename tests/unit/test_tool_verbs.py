@@ -16,7 +16,7 @@ from podwire.layers import Layer
 from podwire.networks import Network
 from podwire.repairing import FAILED, UNTRIED, PluginRepair, Repairer
 from podwire.verbs import invoke, network_list, result_cache, target
-from podwire.verbs.invoke import Call, PodArgs, Step
+from podwire.verbs.invoke import PluginCall, PluginOutcome, PodArgs
 from podwire.verbs.network_list import PluginRunner
 from process.child import Outcome
 from tests.support import libcni
@@ -32,13 +32,13 @@ class ScriptedPlugins:
 
     def __init__(self, **failures: str) -> None:
         self.failures = failures
-        self.calls: list[Call] = []
+        self.calls: list[PluginCall] = []
 
-    def __call__(self, call: Call) -> Step:
+    def __call__(self, call: PluginCall) -> PluginOutcome:
         self.calls.append(call)
         msg = self.failures.get(f"{call.kind}_{call.command}")
         result = {"cniVersion": "1.1.0", "by": call.kind} if call.command == "ADD" else None
-        return Step(call.kind, call.command, 1.0, result, CniError(100, msg) if msg else None)
+        return PluginOutcome(call.kind, call.command, 1.0, result, CniError(100, msg) if msg else None)
 
     def order(self) -> list[tuple[str, str]]:
         return [(call.kind, call.command) for call in self.calls]
@@ -197,12 +197,12 @@ def test_messages_of_a_plugin_are_kept(tmp_path):
     """What a plugin prints to stderr belongs to its step, from where the tool prints it with the plugin's name."""
     (tmp_path / "one").write_text("#!/bin/sh\necho deprecated >&2; echo '{}'\n")
     (tmp_path / "one").chmod(0o755)
-    step = invoke.execute(Call("one", "ADD", {"cniVersion": "1.1.0"}, {}, (str(tmp_path),)))
+    step = invoke.execute(PluginCall("one", "ADD", {"cniVersion": "1.1.0"}, {}, (str(tmp_path),)))
     assert (step.error, step.stderr) == (None, "deprecated\n")
 
 
-def call(command: str) -> Call:
-    return Call("one", command, {"cniVersion": "1.1.0"}, {}, ())
+def call(command: str) -> PluginCall:
+    return PluginCall("one", command, {"cniVersion": "1.1.0"}, {}, ())
 
 
 def test_container_id_is_that_of_cnitool():

@@ -14,13 +14,13 @@ from plugins.vrf import conf as vrf_conf
 from plugins.vrf import membership, tables
 from plugins.vrf.conf import VrfConf
 from plugins.vrf.main import cmd_add, cmd_check, cmd_del
-from plugins.vrf.membership import MAIN, Destination
+from plugins.vrf.membership import MAIN, VrfTarget
 from tests.support.netconf import arguments, netconf, parse, refusal
 
 BLUE = Vrf(9, "blue", "vrf", 7, "podwire", True)
 ETH0 = Link(3, "eth0", "02:00:00:00:00:01", 1500, IFF_UP, "veth", 0, 4, 0, 6)
 NET1 = ETH0._replace(index=5, name="net1")
-INTO = Destination(9, "blue", 7)
+INTO = VrfTarget(9, "blue", 7)
 
 
 ARGS = arguments(CNI_NETNS="/no/such/netns")

@@ -19,7 +19,7 @@ from ipam.dhcp import conf as dhcp_conf
 from ipam.dhcp.client4 import Identity, Timing
 from ipam.dhcp.conf import DhcpConf
 from ipam.dhcp.daemon import interface
-from ipam.dhcp.daemon.interface import GoneError, Place
+from ipam.dhcp.daemon.interface import GoneError, LeasedInterface
 from ipam.dhcp.daemon.session import IPV4, IPV6, Session
 from ipam.dhcp.ipv4_client import Ipv4Client
 from ipam.dhcp.ipv6_client import Ipv6Client
@@ -44,7 +44,7 @@ _STORE_AGAIN_S = 10.0  # after a lease file could not be written
 Respond = Callable[[Result | str], None]
 
 
-class Settings(NamedTuple):
+class DaemonSettings(NamedTuple):
     """The daemon's settings: `host_prefix` precedes paths of namespaces, `boot_id` is the present boot's.
 
     `namespaces` returns the paths of all leases' namespaces.
@@ -71,7 +71,7 @@ class Binding:
         self,
         owner: LeaseOwner,
         conf: DhcpConf,
-        settings: Settings,
+        settings: DaemonSettings,
         loop: Loop,
         count: Callable[[str], None],
         forget: Callable[[], None],
@@ -82,7 +82,7 @@ class Binding:
         self._settings = settings
         self._loop = loop
         self._forget = forget
-        self._place: Place | None = None
+        self._place: LeasedInterface | None = None
         self._sessions: dict[int, Session] = {}
         self._leases: dict[int, AnyLease] = {}  # stored, and configured on the interface, by IP version
         self._lost: dict[int, AnyLease] = {}  # stored only: the next daemon tries to get them again
@@ -122,7 +122,7 @@ class Binding:
             raise
         for session in self._sessions.values():
             session.stop()
-        self._create_sessions(Place(self.netns, target, self._settings.namespaces))
+        self._create_sessions(LeasedInterface(self.netns, target, self._settings.namespaces))
         self._waiting.append(respond)
         self._give_up_at = now() + self._settings.timing.total_s + _MARGIN_S
         self._watch_later()
@@ -136,7 +136,7 @@ class Binding:
 
         They are released if a DEL has left a note, or if the interface was deleted meanwhile.
         """
-        self._create_sessions(Place(self.netns, record.target, self._settings.namespaces))
+        self._create_sessions(LeasedInterface(self.netns, record.target, self._settings.namespaces))
         same_boot = record.boot_id == self._settings.boot_id != ""
         for version, lease in ((4, record.ipv4), (6, record.ipv6)):
             if lease is not None and version in self._sessions:
@@ -286,7 +286,7 @@ class Binding:
             self._store_again.cancel()
             self._store_again = None
 
-    def _create_sessions(self, place: Place) -> None:
+    def _create_sessions(self, place: LeasedInterface) -> None:
         conf, settings, owner = self._conf, self._settings, self.owner
         self._place, self._sessions, self._leases, self._lost = place, {}, {}, {}
         self._cancel_store()

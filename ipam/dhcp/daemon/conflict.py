@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ipaddress import IPv4Address
 
 from cni.address import format_mac
-from ipam.dhcp.daemon.interface import Packets
+from ipam.dhcp.daemon.interface import PacketSockets
 from kernel import arp
 from process.loop import Loop, Timer, now
 
@@ -19,8 +19,8 @@ _ETHERNET_HEADER_BYTES = 14
 class ConflictDetection:
     """Probes `address` on `packets`, then calls `done` with the MAC address of its user, "" if no host answered."""
 
-    def __init__(self, packets: Packets, address: IPv4Address, loop: Loop, done: Callable[[str], None]) -> None:
-        self._packets: Packets | None = packets
+    def __init__(self, packets: PacketSockets, address: IPv4Address, loop: Loop, done: Callable[[str], None]) -> None:
+        self._packets: PacketSockets | None = packets
         self.address = address
         self._loop = loop
         self._done = done

@@ -12,8 +12,8 @@ from functools import partial
 
 from cni.result import Result
 from ipam.dhcp.daemon.service import Answer, Service
-from ipam.dhcp.gob import Malformed
-from ipam.dhcp.rpc import Call, Connection
+from ipam.dhcp.gob import MalformedGob
+from ipam.dhcp.rpc import Connection, RpcCall
 from process.loop import Loop, now
 
 _CHUNK_BYTES = 1 << 16
@@ -80,7 +80,7 @@ class _Peer:
             return
         try:
             calls = self._connection.receive(data)
-        except Malformed:
+        except MalformedGob:
             self._close()
             return
         self._write(self._connection.data_to_send())
@@ -90,7 +90,7 @@ class _Peer:
             respond = self._unanswered[call.seq] = partial(self._respond, call)
             self._service.answer(call.method, call.args, respond)
 
-    def _respond(self, call: Call, answer: Result | str | None) -> None:
+    def _respond(self, call: RpcCall, answer: Result | str | None) -> None:
         """Sends the answer to a call; a client that has gone gets none, and its runtime runs DEL."""
         self._unanswered.pop(call.seq, None)
         if self._socket.fileno() >= 0:

@@ -33,7 +33,7 @@ Filters = Callable[[bytes], Iterable[PacketFilter]]
 _IPV6_PARAMETERS = (("accept_ra", "0"), ("accept_dad", "0"), ("disable_ipv6", "0"))
 
 
-class Place(NamedTuple):
+class LeasedInterface(NamedTuple):
     """An interface in the namespace at `netns`; `other_namespaces` returns the paths of all leases' namespaces.
 
     If one of them is seen, a missing path in the same directory is a proof of deletion (attachment/presence.py).
@@ -74,7 +74,7 @@ def find(netns: str, ifname: str, *, ipv6: bool) -> Target:
     return Target(existing.index, existing.mac, cookie, host_interface, shares_mac, existing.mtu)
 
 
-def check(place: Place) -> None:
+def check(place: LeasedInterface) -> None:
     """Raises GoneError if the interface was deleted, CniError or KernelError if it cannot be seen now.
 
     Another namespace may have the same path, and another interface the same index: the namespace's cookie or the MAC
@@ -84,22 +84,22 @@ def check(place: Place) -> None:
         pass
 
 
-def is_namespace_gone(place: Place) -> bool:
+def is_namespace_gone(place: LeasedInterface) -> bool:
     """Returns whether the interface's namespace was deleted; much cheaper than `check`, as it does not enter it."""
     return get_presence(place.netns, others=place.other_namespaces) is Presence.GONE
 
 
-def open_packets(place: Place, filters: Filters, *, answers_to: IPv4Address | None = None) -> Packets:
+def open_packets(place: LeasedInterface, filters: Filters, *, answers_to: IPv4Address | None = None) -> PacketSockets:
     """Opens a packet socket for each filter on an interface; the caller closes them soon.
 
     `answers_to` is the leased address during a renewal: a UDP socket holds its port meanwhile, since the kernel would
     answer the server with an ICMP error. Raises GoneError, CniError, OSError.
     """
     with _opened(place) as (socket, existing):
-        return Packets(existing, filters, _get_link_local(socket, existing), _hold_port(answers_to))
+        return PacketSockets(existing, filters, _get_link_local(socket, existing), _hold_port(answers_to))
 
 
-def open_arp(place: Place) -> Packets:
+def open_arp(place: LeasedInterface) -> PacketSockets:
     """Opens a packet socket for ARP on an interface; raises GoneError, CniError, OSError.
 
     The answers for an ipvlan interface without an address arrive on its master: the socket is opened there.
@@ -112,16 +112,16 @@ def open_arp(place: Place) -> Packets:
     return on_master
 
 
-def open_host_packets(name: str, filters: Filters) -> Packets | None:
+def open_host_packets(name: str, filters: Filters) -> PacketSockets | None:
     """Opens packet sockets on an interface of the host; None if it is missing or down. Raises KernelError, OSError."""
     if not name:
         return None
     with Socket() as socket:
         (existing,) = link.get(socket, link.by_name_request(name))
-    return Packets(existing, filters, None, None) if existing and existing.is_up else None
+    return PacketSockets(existing, filters, None, None) if existing and existing.is_up else None
 
 
-class Packets:
+class PacketSockets:
     """The packet sockets on an interface, one for each filter, and a UDP socket that holds a port.
 
     `mac` and `link_local` are the interface's addresses, `is_up` whether it could send when they were opened.
@@ -164,7 +164,7 @@ class Packets:
 
 
 def configure(
-    place: Place, before: AnyLease | None, after: AnyLease | None, priority: int, mtu: int
+    place: LeasedInterface, before: AnyLease | None, after: AnyLease | None, priority: int, mtu: int
 ) -> dict[Cidr, KernelError]:
     """Changes an interface from the configuration of one lease to that of another; None: no lease.
 
@@ -199,7 +199,7 @@ def configure(
 
 
 @contextmanager
-def _opened(place: Place) -> Iterator[tuple[Socket, Link]]:
+def _opened(place: LeasedInterface) -> Iterator[tuple[Socket, Link]]:
     """Runs a block in the interface's namespace, with a socket and the link; raises GoneError, CniError."""
     try:
         with Netns(place.netns) as namespace, entered(namespace), Socket() as socket:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from cni.errors import CniError
 from ipam.dhcp.client4 import Timing
 from ipam.dhcp.conf import DATA_DIR, SOCKET_PATH
-from ipam.dhcp.daemon.binding import Settings
+from ipam.dhcp.daemon.binding import DaemonSettings
 from ipam.dhcp.daemon.connections import ConnectionListener
 from ipam.dhcp.daemon.service import Service
 from ipam.dhcp.store import LeaseStore
@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> int:
 def _serve(options: argparse.Namespace) -> None:
     prefix: str = options.hostprefix
     path = prefix + options.socketpath
-    settings = Settings(
+    settings = DaemonSettings(
         store=LeaseStore(options.datadir),
         boot_id=get_boot_id().decode("ascii", "replace").strip(),
         machine_id=_machine_id(prefix),

@@ -15,7 +15,7 @@ from cni.conf import NetConf
 from cni.errors import CniError
 from cni.result import Result
 from ipam.dhcp import conf as dhcp_conf
-from ipam.dhcp.daemon.binding import Binding, Settings, log
+from ipam.dhcp.daemon.binding import Binding, DaemonSettings, log
 from ipam.dhcp.record import LeaseOwner, LeaseRecord
 from ipam.dhcp.rpc import ALLOCATE, CHECK, RELEASE, CallArgs
 from process.loop import Loop
@@ -28,7 +28,7 @@ _Key = tuple[str, str, str]
 class Service:
     """The daemon's bindings, and what it has counted."""
 
-    def __init__(self, settings: Settings, loop: Loop) -> None:
+    def __init__(self, settings: DaemonSettings, loop: Loop) -> None:
         self.counters: Counter[str] = Counter()
         self._settings = settings._replace(namespaces=self._list_namespaces)
         self._loop = loop

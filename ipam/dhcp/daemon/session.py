@@ -17,7 +17,7 @@ from ipam.dhcp.address6 import link_local_address
 from ipam.dhcp.client4 import Event
 from ipam.dhcp.daemon import interface
 from ipam.dhcp.daemon.conflict import ConflictDetection
-from ipam.dhcp.daemon.interface import GoneError, Packets, Place
+from ipam.dhcp.daemon.interface import GoneError, LeasedInterface, PacketSockets
 from ipam.dhcp.ipv4_client import Ipv4Client
 from ipam.dhcp.ipv6_client import Ipv6Client
 from ipam.dhcp.lease import INFINITE, Lease
@@ -81,7 +81,7 @@ class Session:
         self,
         family: Family,
         client: Ipv4Client | Ipv6Client,
-        place: Place,
+        place: LeasedInterface,
         loop: Loop,
         listener: LeaseListener,
         *,
@@ -93,7 +93,7 @@ class Session:
         self._loop = loop
         self._listener = listener
         self._detects_conflicts = detects_conflicts
-        self._packets: Packets | None = None
+        self._packets: PacketSockets | None = None
         self._detection: ConflictDetection | None = None
         self._timer: Timer | None = None
         self._accepted: AnyLease | None = None  # the last lease that the listener got
@@ -286,7 +286,7 @@ class Session:
         except _FAILURES as error:
             self._listener.log(f"cannot send: {error}")
 
-    def _open_for_release(self) -> Packets | None:
+    def _open_for_release(self) -> PacketSockets | None:
         """Returns a socket on the interface or, if it was deleted, on a host interface on the same network."""
 
         def filters(mac: bytes) -> tuple[PacketFilter, ...]:
@@ -302,7 +302,7 @@ class Session:
         self._client.use(mac, link_local_address(mac))
         return interface.open_host_packets(self._place.target.host_interface, filters)
 
-    def _open_packets(self) -> Packets:
+    def _open_packets(self) -> PacketSockets:
         """Opens the packet sockets unless they are open; raises GoneError, CniError, OSError."""
         if self._packets is None:
             address = self._client.lease.address.ip if self._client.lease else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Run(str):
+class ShellCommand(str):
     """A fix that is a command line of a shell: it can be pasted, and `podwire doctor --fix` runs it."""
 
     __slots__ = ()
