@@ -63,7 +63,7 @@ class Agent:
         self._settings, self._loop, self._api_addresses = settings, loop, api_addresses
         self._log, self._metrics, self._routes, masquerade, self._events = parts
         self._source: NetworksSource = PoolBlocks() if settings.pools.store else PodCidrs()
-        self._cluster = Cluster(settings.node_name, api_addresses, fixed=self._source.are_fixed)
+        self._cluster = Cluster(settings.node_name, api_addresses, fixed=self._source.are_fixed)  # podCIDRs are
         self._nodes = ListedNodes(self._cluster, self._source)
         self.status = AgentStatus(
             loop, self._log, self._metrics, self._events, self._cluster, self._routes, self._source
@@ -87,14 +87,14 @@ class Agent:
         self._garbage = GarbageCollector(settings, loop, self._on_collected)
         self.contact = ApiContact(loop, self._on_contact_check)
         self.on_address_change: Callable[[], None] = lambda: None  # main.py sets it: the watch reconnects
-        self._has_pod_addresses = not settings.pools.store
+        self._has_pod_addresses = not settings.pools.store  # a block of the store is reported later
         if not settings.install:
             self.status.set_condition(NETWORK)
 
     def start(self) -> None:
         """Starts the periodic work and listens to the kernel's notifications."""
         if not self._settings.dry_run:
-            self._routes.delete_routes_to(self._api_addresses)
+            self._routes.delete_routes_to(self._api_addresses)  # they would cut the agent off
         self._loop.watch(self._routes.fileno(), self._on_notifications)
         self.status.start()
         self.contact.start()
@@ -125,15 +125,15 @@ class Agent:
         this = self._cluster.this
         if this is None or not self._nodes.are_certain:
             return
-        if self._source.are_fixed:
-            self._events.node_uid = this.uid  # an entry of a store does not have it
+        if not self._settings.pools.store:
+            self._events.node_uid = this.uid  # an entry of a store has no UID of the Node object
         self._route_updates.replace_all()
         self._masquerade_updates.update_all()
         self._ensure_files()
 
     def _update(self, node: Node) -> None:
         were_certain = self._nodes.are_certain
-        change = self._nodes.set(node)
+        change = self._nodes.set(node)  # its `others` are the nodes whose usable addresses changed
         if not were_certain:
             self._apply_all()
             return
@@ -163,7 +163,7 @@ class Agent:
     def _on_notifications(self) -> None:
         if not self._nodes.is_synced:
             self._routes.handle_notifications()  # reads them only
-        elif self._route_updates.handle_notifications():
+        elif self._route_updates.handle_notifications():  # links, addresses or problems have changed
             self.on_address_change()
             self._masquerade_updates.schedule_all()  # a node on the same link may now be behind the tunnel
 
@@ -229,5 +229,5 @@ class Agent:
     def is_done(self) -> bool:
         """Whether the first list has been handled, and the installation that it started has ended."""
         if not self._nodes.is_synced:
-            return self._nodes.has_list
+            return self._nodes.has_list  # the first list lacks this node: nothing is installed
         return not (self._files.is_running or self.status.is_starting)

@@ -68,5 +68,5 @@ def describe(kind: ObjectKind, key: bytes) -> str:
 
 
 def _cidr(prefix: Prefix) -> Cidr:
-    packed = prefix[:-1], prefix[-1]
-    return IPv4Interface(packed) if len(prefix) == 5 else IPv6Interface(packed)
+    address_and_length = prefix[:-1], prefix[-1]
+    return IPv4Interface(address_and_length) if len(prefix) == 5 else IPv6Interface(address_and_length)

@@ -39,7 +39,7 @@ class PeerPlans:
         return self._peers.get(name)
 
     def with_former_addresses(self, node: Node) -> Peer:
-        """Returns a changed node with the addresses that its object no longer has."""
+        """Returns a new or changed node, with the addresses that its object had before and lacks now."""
         return route_plan.keep_addresses(route_plan.peer_of(node), self._peers.get(node.name))
 
     def names(self) -> Collection[str]:
@@ -47,7 +47,7 @@ class PeerPlans:
         return self._peers.keys()
 
     def holder_of(self, network: Prefix) -> str:
-        """Returns the name of the node that has a network, "" without one."""
+        """Returns the name of the node that has a network (agent.holders: the first that named it), "" without one."""
         return self._holders.holder_of(network) or ""
 
     def holders_of(self, networks: Iterable[Prefix]) -> set[str]:
@@ -57,11 +57,11 @@ class PeerPlans:
     def change(self, name: str, after: Peer | None) -> None:
         """Adds, replaces or removes (None) a node."""
         before = self._peers.get(name)
-        desired = after.networks if after else ()
+        networks = after.networks if after else ()
         for network in before.networks if before else ():
-            if network not in desired:
+            if network not in networks:
                 self._holders.remove(network, name)
-        for network in desired:
+        for network in networks:
             self._holders.add(network, name)
         if after:
             self._peers[name] = after
@@ -76,7 +76,7 @@ class PeerPlans:
         networks = tuple(each for each in peer.networks if self._holders.holder_of(each) == name)
         return route_plan.plan_peer(peer, networks, situation)
 
-    def update_plan(self, name: str, situation: Situation) -> Plan:
+    def plan_and_store_problems(self, name: str, situation: Situation) -> Plan:
         """Returns the plan for one node, and stores its problems."""
         plan = self.plan(name, situation)
         if plan.problems:
@@ -100,8 +100,5 @@ class PeerPlans:
 
     def any_address(self, size: int) -> bytes:
         """Returns an address of `size` bytes of any other node, b"" without one."""
-        for name, peer in self._peers.items():
-            for packed in peer.addresses if name != self.this_node else ():
-                if len(packed) == size:
-                    return packed
-        return b""
+        others = (peer for name, peer in self._peers.items() if name != self.this_node)
+        return next((packed for peer in others for packed in peer.addresses if len(packed) == size), b"")

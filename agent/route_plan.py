@@ -8,10 +8,11 @@ name, so that nodes need not publish it.
 
 - The gateway of an IPv4 route is the network address of its destination, which no pod has; if the destination is a
   single address, it is the pod's address. The route is "onlink".
-- The gateway of IPv6 routes is the link-local address that belongs to the MAC address. The kernel refuses an onlink
-  gateway while it reaches it through another link, as when a node changes from direct to VXLAN.
+- The gateway of IPv6 routes is the link-local address that belongs to the MAC address. For an onlink gateway as in IPv4
+  the kernel refuses the route while another link leads to the gateway, as when a node changes from direct to VXLAN.
 
-This module is pure. Networks and addresses are bytes here: with 5,000 nodes ipaddress objects would take 15 MB.
+This module is pure. Addresses are bytes here, and a network (Prefix) is its address and one byte with the prefix
+length: with 5,000 nodes ipaddress objects would take 15 MB.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class ObjectKind(IntEnum):
     ADDRESS = 0  # of the VXLAN device: Prefix -> b""
     FORWARDING = 1  # MAC address -> address of a node
     NEIGHBOUR = 2  # gateway -> MAC address
-    ROUTE = 3  # Prefix -> Hop
+    ROUTE = 3  # Prefix -> NextHop
     UNREACHABLE = 4  # Prefix -> b""
 
 
@@ -69,8 +70,8 @@ Objects = tuple[dict[bytes, ObjectValue], ...]  # one dictionary for each Object
 class Peer(NamedTuple):
     """A node as the plan sees it: its name, the networks of its pods and its internal addresses, as bytes.
 
-    `addresses` include the `former_addresses`, which its Node object no longer has. With `has_only_ignored_addresses`
-    nothing is changed for its networks.
+    `addresses` include the `former_addresses`, which its Node object no longer has. `has_only_ignored_addresses` (see
+    agent.conflicts): nothing is changed for its networks.
     """
 
     name: str
@@ -96,7 +97,7 @@ class ConnectedNetwork(NamedTuple):
     metric: int = 0
 
 
-class LocalNetwork(NamedTuple):
+class InternalNetwork(NamedTuple):
     """A network in which this node has an internal address, and the address's position among those of its version."""
 
     position: int
@@ -118,14 +119,14 @@ class Situation(NamedTuple):
     addresses: tuple[bytes, ...]
     connected: tuple[ConnectedNetwork, ...]
     tunnel_ifindex: int = 0
-    node_networks: tuple[LocalNetwork, ...] = ()
+    internal_networks: tuple[InternalNetwork, ...] = ()
     underlay: bytes = b""
     former_addresses: tuple[bytes, ...] = ()
     strict_link: str = ""
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether other nodes may use the tunnel to this one because its object has lost the addresses of a version."""
+        """Whether Peer.is_incomplete is true of this node, so that other nodes may reach it by the tunnel."""
         return 0 < len(self.former_addresses) < len(self.addresses)
 
 
@@ -145,7 +146,7 @@ def peer_of(node: Node) -> Peer:
 
 
 def keep_addresses(peer: Peer, before: Peer | None) -> Peer:
-    """Returns a node with its former addresses of the IP versions of which its object has none any more."""
+    """Returns a node with the addresses from `before` of each IP version of which its object has no address now."""
     if before is None or before.uid != peer.uid:
         return peer
     sizes = {len(address) for address in peer.addresses}
@@ -191,14 +192,14 @@ def plan_node(situation: Situation) -> Plan:
 
 
 def needs_tunnel(peer: Peer, situation: Situation) -> bool:
-    """Returns whether a node is reached by VXLAN, at least for one of its networks, or may reach this one by it."""
+    """Returns whether VXLAN is needed to reach one of a node's networks, or the node may use VXLAN to this node."""
     if situation.mode not in (AUTO, VXLAN) or peer.has_only_ignored_addresses or not peer.addresses:
         return False
     return peer.is_incomplete or any(not direct_hop(peer, network, situation) for network in peer.networks)
 
 
 def plan_peer(peer: Peer, networks: tuple[Prefix, ...], situation: Situation) -> Plan:
-    """Returns the objects for those `networks` of a node that the plan may change."""
+    """Returns the objects for `networks` of a node. An obstacle or a missing address leaves a network unchanged."""
     objects = new_objects()
     if situation.mode == NONE:
         return Plan(objects)
@@ -229,8 +230,8 @@ def direct_hop(peer: Peer, network: Prefix, situation: Situation) -> NextHop | N
         return None
     size = len(network) - 1
     shared = _shared_address(peer, size, situation)
-    others = (each for each in peer.addresses if situation.mode == DIRECT and len(each) == size)
-    for address, connected in product((shared,) if shared else others, situation.connected):
+    candidates = [each for each in peer.addresses if len(each) == size] if situation.mode == DIRECT else []
+    for address, connected in product([shared] if shared else candidates, situation.connected):
         if contains(connected.network, address) and not _overlaps_pods(connected.network, situation):
             return NextHop(connected.ifindex, address)
     return None
@@ -245,7 +246,7 @@ def _shared_address(peer: Peer, size: int, situation: Situation) -> bytes:
     addresses = [address for address in peer.addresses if len(address) == size]
     shared = [
         (mine.position + position, mine.network, address)
-        for mine in situation.node_networks
+        for mine in situation.internal_networks
         for position, address in enumerate(addresses)
         if contains(mine.network, address)
     ]
@@ -298,7 +299,7 @@ def _missing_address(peer: Peer, network: Prefix, situation: Situation) -> str:
         return f"its Node object has no IPv{4 if len(network) == 5 else 6} InternalIP for {format_prefix(network)}"
     if not situation.underlay:
         return "no interface of this node has its InternalIP, which VXLAN uses"
-    mine, other = len(situation.underlay), underlay_size(peer.addresses)
+    mine, other = len(situation.underlay), underlay_size(peer.addresses)  # 4 or 16
     if mine < other:
         return "its Node object has no IPv4 InternalIP, which VXLAN uses on this node"
     return "this node has no IPv4 InternalIP, which VXLAN uses on that one" if mine > other else ""
@@ -330,10 +331,8 @@ def _add_tunnel(objects: Objects, peer: Peer, network: Prefix, situation: Situat
 def _lan_overlap(network: Prefix, situation: Situation) -> ConnectedNetwork | None:
     """Returns a connected LAN that overlaps with a pod network: it is not for pods, or has this node's address."""
     for connected in situation.connected:
-        is_lan = not connected.is_for_pods or any(
-            contains(connected.network, address) for address in situation.addresses
-        )
-        if is_lan and _overlaps(network, connected.network):
+        has_this_node = any(contains(connected.network, address) for address in situation.addresses)
+        if (has_this_node or not connected.is_for_pods) and _overlaps(network, connected.network):
             return connected
     return None
 
@@ -363,7 +362,7 @@ def host_prefix(network: Prefix) -> Prefix:
 
 
 def underlay_size(addresses: tuple[bytes, ...]) -> int:
-    """Returns the size of the addresses of a node that VXLAN uses: of IPv4 if it has one, 0 without addresses."""
+    """Returns the size of the node's address that VXLAN uses: 4 if it has an IPv4 address, else 16; 0 without any."""
     return min(map(len, addresses), default=0)
 
 

@@ -1,6 +1,6 @@
 """The routes to the other nodes' pods: keeps the kernel equal to the plan (agent.route_plan).
 
-A change of one node costs requests for this node only. Objects that other programs delete or change are restored when
+A change of one node costs requests for that node only. Objects that other programs delete or change are restored when
 the kernel notifies of it. Only objects with the agent's protocol number, and those of its VXLAN device, are deleted.
 """
 
@@ -55,10 +55,10 @@ class Routes:
         self._links = NodeLinks({})
         self._device: Link | None = None
         self._existing: Objects = route_plan.new_objects()
-        self._shadowing: set[ProtocolRoute] = set()
+        self._shadowing: set[ProtocolRoute] = set()  # other programs' routes that win over the agent's
         self._refused: dict[tuple[ObjectKind, bytes], str] = {}
         self._device_problem = ""
-        self._repaired: Counter[tuple[ObjectKind, bytes]] = Counter()
+        self._repairs_of: Counter[tuple[ObjectKind, bytes]] = Counter()  # since the last full comparison
         self._requests = self._repairs = self._comparisons = 0
 
     def __enter__(self) -> Self:
@@ -110,7 +110,7 @@ class Routes:
     def delete_routes_to(self, addresses: Iterable[Address]) -> None:
         """Deletes the agent's routes to networks that contain one of the addresses; raises KernelError."""
         packed = [address.packed for address in addresses]
-        _, existing = kernel_routes.read_objects(self._socket, self._options, "")
+        _, existing = kernel_routes.read_objects(self._socket, self._options, "")  # routes: no node's device is needed
         for kind in ROUTE_KINDS:
             for key in existing[kind]:
                 if any(route_plan.contains(key, address) for address in packed):
@@ -136,7 +136,7 @@ class Routes:
         return any(prefix in self._existing[kind] for kind in ROUTE_KINDS)
 
     def is_behind_tunnel(self, node: Node) -> bool:
-        """Returns whether a node is reached by VXLAN for one of its networks, or may be when it has networks."""
+        """Returns whether a node is reached by VXLAN for one of its networks, or may be once it has networks."""
         may_be = self._situation.mode in (AUTO, VXLAN) and not node.pod_cidrs
         return may_be or route_plan.needs_tunnel(route_plan.peer_of(node), self._situation)
 
@@ -163,7 +163,7 @@ class Routes:
         for each in sorted(self._shadowing):
             if each.dst in self._existing[ObjectKind.ROUTE]:
                 result.append(shadow_problem(self._peers.holder_of(each.dst), each))
-        return result + [disagreement_problem(*each) for each, count in self._repaired.items() if count > _MAX_REPAIRS]
+        return result + [disagreement_problem(*each) for each, n in self._repairs_of.items() if n > _MAX_REPAIRS]
 
     @property
     def note(self) -> str:
@@ -184,8 +184,8 @@ class Routes:
         """Sets the networks for which nothing is added, changed or deleted; returns whether they differ from before."""
         if networks is self._conflicting:
             return False
-        before, self._conflicting = self._conflicting_prefixes, networks
-        self._conflicting_prefixes = frozenset(map(pack_network, networks))
+        before = self._conflicting_prefixes
+        self._conflicting, self._conflicting_prefixes = networks, frozenset(map(pack_network, networks))
         return self._conflicting_prefixes != before
 
     def _change_peer(self, name: str, after: Peer | None, conflicting: frozenset[Network]) -> None:
@@ -208,7 +208,7 @@ class Routes:
             return
         diff = self._new_diff()
         for each in affected | self._peers.holders_of(networks):  # the holders before and after the change
-            diff.add(self._peers.update_plan(each, self._situation))
+            diff.add(self._peers.plan_and_store_problems(each, self._situation))
         self._apply(diff.changes(candidates))
         self._handle_pending()
 
@@ -221,7 +221,7 @@ class Routes:
         diff = self._new_diff()
         self._peers.problems.clear()
         for name in self._peers.names():
-            diff.add(self._peers.update_plan(name, self._situation))
+            diff.add(self._peers.plan_and_store_problems(name, self._situation))
         plan = route_plan.plan_node(self._situation)
         diff.add(plan)
         if plan.problems:
@@ -232,7 +232,7 @@ class Routes:
         """Reads the situation and the existing objects, ensures the device, makes the objects equal to the plan."""
         assert self._node is not None
         self._refused.clear()
-        self._repaired.clear()
+        self._repairs_of.clear()
         self._pending.clear()
         self._has_lost_notifications = False
         self._notifications.receive()  # discarded: all is read below
@@ -255,10 +255,8 @@ class Routes:
 
     def _delete_device(self, device: Link) -> None:
         hops = self._existing[ObjectKind.ROUTE].values()
-        is_used = any(
-            isinstance(hop, NextHop) and hop.ifindex == device.index for hop in hops
-        )  # by an unchanged network
-        if not is_used:
+        # The routes of unchanged networks may still use the device.
+        if not any(isinstance(hop, NextHop) and hop.ifindex == device.index for hop in hops):
             self._log(f'delete "{device.name}": no node is reached by VXLAN')
             self._send([link.delete_request(device)])
             self._device = None
@@ -268,6 +266,7 @@ class Routes:
         self._situation, self._links = read_situation(self._socket, self._options, node, self._peers.any_address, last)
 
     def _needs_device(self) -> bool:
+        """Returns whether there must be a device. An existing one is deleted only in modes without VXLAN."""
         assert self._node is not None
         if self._options.mode not in (AUTO, VXLAN):
             return False
@@ -308,6 +307,7 @@ class Routes:
 
     def _apply(self, changes: list[ObjectChange]) -> None:
         """Sends changes in batches; stores which the kernel refused, and the new state."""
+        # Changes that the kernel would refuse now are left out: they follow when the links change.
         ready = [each for each in changes if not self._links.refuses(each.value, self._situation.tunnel_ifindex)]
         for start in range(0, len(ready), _BATCH):
             batch = ready[start : start + _BATCH]
@@ -369,15 +369,15 @@ class Routes:
         if reader.situation_may_differ or reader.may_lack_routes or device_changed:
             last = self._situation, self._links
             self._read_situation(self._node)
-            must_compare = reader.may_lack_routes or last != (self._situation, self._links)
-            if device_changed or (must_compare and not self._links.are_all_missing):
+            may_differ = reader.may_lack_routes or last != (self._situation, self._links)
+            if device_changed or (may_differ and not self._links.are_all_missing):
                 self._log("interfaces or addresses changed: comparing all routes")
                 self._compare_all()
                 return
         repairs = []
         for (kind, key), value in reader.repairs.items():
-            self._repaired[kind, key] += 1
-            if self._repaired[kind, key] <= _MAX_REPAIRS and not self._is_conflicting(kind, key):
+            self._repairs_of[kind, key] += 1
+            if self._repairs_of[kind, key] <= _MAX_REPAIRS and not self._is_conflicting(kind, key):
                 self._log(f"restore {kernel_routes.describe(kind, key)}, which another program changed")
                 repairs.append(ObjectChange(kind, key, value))
         self._repairs += len(repairs)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from agent import route_plan, tunnel_device
 from agent.node import INTERNAL_IP, Node
-from agent.route_plan import AUTO, VXLAN, ConnectedNetwork, LocalNetwork, ObjectValue, Peer, RouteOptions, Situation
+from agent.route_plan import AUTO, VXLAN, ConnectedNetwork, InternalNetwork, ObjectValue, Peer, RouteOptions, Situation
 from kernel import address, link, protocol_route, route, vxlan
 from kernel.address import AssignedAddress
 from kernel.link import Link
@@ -83,12 +83,12 @@ def read_situation(
 ) -> tuple[Situation, NodeLinks]:
     """Returns the situation of this node and its links; raises KernelError.
 
-    `any_address` returns the address of another node that has a size in bytes, b"" without one. `last` is the result of
+    `any_address` returns another node's address of the given size in bytes, b"" without one. `last` is the result of
     the last call: the tunnel and everything that the kernel lacks now stay as they were.
     """
     last_situation, last_links = last
-    device_address = last_situation.underlay or _device_address(socket, options, node.name)
-    this = _with_former_addresses(node, last_situation, device_address, any_address)
+    last_underlay = last_situation.underlay or _device_address(socket, options, node.name)
+    this = _with_former_addresses(node, last_situation, last_underlay, any_address)
     kernel = _read_kernel(socket, options, this, last_situation)
     missing = frozenset(size for size in _SIZES if _is_missing(size, this, kernel, last_situation))
     connected = [
@@ -97,10 +97,10 @@ def read_situation(
         if (holder := kernel.links.get(each.hop.ifindex)) and holder.is_up and len(each.dst) - 1 not in missing
     ]
     connected += [each for each in last_situation.connected if len(each.network) - 1 in missing]
-    node_networks = [each for each in _list_node_networks(this, kernel) if len(each.address) not in missing]
-    node_networks += [each for each in last_situation.node_networks if len(each.address) in missing]
+    internal_networks = [each for each in _list_internal_networks(this, kernel) if len(each.address) not in missing]
+    internal_networks += [each for each in last_situation.internal_networks if len(each.address) in missing]
     named = _named_address(options, this, kernel)
-    underlay = named or _first_on_link(this, kernel) or device_address
+    underlay = named or _first_on_link(this, kernel) or last_underlay
     underlay_link, _ = kernel.link_with(underlay)
     mtu = last_links.underlay_mtu
     if not mtu or _is_up(underlay_link):
@@ -111,25 +111,25 @@ def read_situation(
         networks=this.networks,
         addresses=this.addresses,
         connected=tuple(connected),
-        node_networks=tuple(node_networks),
+        internal_networks=tuple(internal_networks),
         underlay=underlay,
         former_addresses=this.former_addresses,
         strict_link=underlay_link.name if underlay_link and is_strict(socket, underlay_link) else "",
     )
     problem, note = _describe(options, situation, kernel, named)
-    are_all_missing = bool(missing) and all(len(each.address) in missing for each in node_networks)
+    are_all_missing = bool(missing) and all(len(each.address) in missing for each in internal_networks)
     return situation, NodeLinks(kernel.links, mtu, frozenset(down), missing, are_all_missing, problem, note)
 
 
 def _with_former_addresses(
-    node: Node, last: Situation, device_address: bytes, any_address: Callable[[int], bytes]
+    node: Node, last: Situation, last_underlay: bytes, any_address: Callable[[int], bytes]
 ) -> Peer:
     """Returns this node with the addresses that its object no longer has.
 
-    After a start only that of an earlier agent's device is known; it counts if other nodes have its IP version.
+    After a start only the underlay address of an existing device is known; it is kept if other nodes have an address of
+    the same IP version.
     """
-    is_used = bool(any_address(len(device_address)))
-    known = last.addresses or ((device_address,) if is_used else ())
+    known = last.addresses or ((last_underlay,) if any_address(len(last_underlay)) else ())
     return route_plan.keep_addresses(route_plan.peer_of(node), Peer(node.name, (), known, node.uid))
 
 
@@ -149,7 +149,7 @@ def _read_kernel(socket: Socket, options: RouteOptions, this: Peer, last: Situat
     skipped = device.index if device else 0
     assigned = {index: each for index, each in address.list_by_link(socket).items() if index != skipped}
     connected = [each for each in protocol_route.list_connected(socket) if each.hop.ifindex != skipped]
-    ours = {*this.addresses, last.underlay, options.underlay}
+    ours = {*this.addresses, last.underlay, options.underlay}  # a link's name in it is equal to no address
     indexes = {each.hop.ifindex for each in connected} | {each.ifindex for each in last.connected}
     indexes |= {index for index, items in assigned.items() if not ours.isdisjoint(each.packed for each in items)}
     answers = link.get(socket, *(link.by_index_request(index) for index in sorted(indexes)))
@@ -158,31 +158,31 @@ def _read_kernel(socket: Socket, options: RouteOptions, this: Peer, last: Situat
 
 
 def _is_missing(size: int, this: Peer, kernel: _KernelState, last: Situation) -> bool:
-    """Returns whether the address of a size that was on a link at the last call is on no link that is up."""
-    known = next((each.address for each in last.node_networks if len(each.address) == size), None)
+    """Returns whether this node's address of a size was on a link at the last call, and now is on none that is up."""
+    known = next((each.address for each in last.internal_networks if len(each.address) == size), None)
     return known is not None and known in this.addresses and not kernel.is_held(known)
 
 
-def _list_node_networks(this: Peer, kernel: _KernelState) -> list[LocalNetwork]:
+def _list_internal_networks(this: Peer, kernel: _KernelState) -> list[InternalNetwork]:
     """Returns the network of each of this node's addresses that is on a link."""
-    node_networks = []
+    internal_networks = []
     for size in _SIZES:
         for position, mine in enumerate(each for each in this.addresses if len(each) == size):
             holder, length = kernel.link_with(mine)
             if holder and holder.is_up and (network := _network_of(mine, length, holder, kernel.connected)):
-                node_networks.append(LocalNetwork(position, mine, network))
-    return node_networks
+                internal_networks.append(InternalNetwork(position, mine, network))
+    return internal_networks
 
 
 def _network_of(mine: bytes, length: int, holder: Link, connected: list[ProtocolRoute]) -> Prefix:
     """Returns the connected network of an address on its link, b"" without one.
 
-    That is the network of the address's prefix. A single address (DHCPv6) is in the smallest one that contains it.
+    It has the prefix length of the address. If none has (DHCPv6 sets 128), it is the first that contains the address:
+    `connected` begins with the longest prefixes.
     """
     on_link = (each.dst for each in connected if each.hop.ifindex == holder.index)
     networks = [network for network in on_link if route_plan.contains(network, mine)]
-    exact = [network for network in networks if network[-1] == length]
-    return next(iter(exact or networks), b"")
+    return next((each for each in networks if each[-1] == length), networks[0] if networks else b"")
 
 
 def _named_address(options: RouteOptions, this: Peer, kernel: _KernelState) -> bytes:
@@ -234,7 +234,7 @@ def _describe(options: RouteOptions, situation: Situation, kernel: _KernelState,
         if not mine or any(map(kernel.is_held, mine)):
             continue
         text = f"this node's {INTERNAL_IP} {route_plan.format_packed(mine[0])} is on no interface that is up: "
-        if any(len(each.address) == size for each in situation.node_networks):
+        if any(len(each.address) == size for each in situation.internal_networks):
             problems.append(text + "the agent keeps its routes and tunnel as they are until it is")
         elif options.mode not in (AUTO, VXLAN):
             problems.append(text + "correct --node-ip of kubelet, or the interface")

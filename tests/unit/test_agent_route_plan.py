@@ -10,7 +10,7 @@ from agent import route_plan
 from agent.holders import Holders
 from agent.node import Node
 from agent.route_diff import ObjectChange, RouteDiff
-from agent.route_plan import ConnectedNetwork, LocalNetwork, ObjectKind, Peer, Plan, Situation
+from agent.route_plan import ConnectedNetwork, InternalNetwork, ObjectKind, Peer, Plan, Situation
 from kernel.protocol_route import NextHop, Prefix, format_prefix, pack_network
 
 TUNNEL, LAN, SECOND_LAN, BRIDGE = 9, 2, 3, 5
@@ -37,14 +37,16 @@ HERE = Situation(
         connected("10.244.1.0/24", BRIDGE, is_for_pods=True),
     ),
     tunnel_ifindex=TUNNEL,
-    node_networks=(
-        LocalNetwork(0, ip_address("192.0.2.1").packed, packed("192.0.2.0/24")[0]),
-        LocalNetwork(0, ip_address("2001:db8::1").packed, packed("2001:db8::/64")[0]),
+    internal_networks=(
+        InternalNetwork(0, ip_address("192.0.2.1").packed, packed("192.0.2.0/24")[0]),
+        InternalNetwork(0, ip_address("2001:db8::1").packed, packed("2001:db8::/64")[0]),
     ),
     underlay=ip_address("192.0.2.1").packed,
 )
 DUAL = ("10.244.2.0/24", "fd00:2::/64")
-IPV6 = HERE._replace(addresses=HERE.addresses[:1], node_networks=HERE.node_networks[1:], underlay=HERE.addresses[0])
+IPV6 = HERE._replace(
+    addresses=HERE.addresses[:1], internal_networks=HERE.internal_networks[1:], underlay=HERE.addresses[0]
+)
 
 
 def planned(situation: Situation, *addresses: str, networks: tuple[str, ...] = DUAL) -> Plan:
@@ -135,7 +137,7 @@ def node_of(addresses: list[str], networks: tuple[str, ...]) -> tuple[Peer, Situ
     links = sorted({ip_network(f"{each}/24", strict=False) for each in addresses}, key=str)
     known = [connected(str(network), 2 + index) for index, network in enumerate(links)]
     mine = [
-        LocalNetwork(position, each, network.network)
+        InternalNetwork(position, each, network.network)
         for position, each in enumerate(packed(*addresses))
         for network in known
         if route_plan.contains(network.network, each)
