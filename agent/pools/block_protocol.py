@@ -10,7 +10,7 @@ stops, is cut off, is late or is restored, as long as
 
 - the store's compare-and-swap is atomic and compares the value. Revisions are not enough: a restored store counts again
   from the backup's revision, and a late request could meet its expected revision with another value.
-- an administrator states that a machine is off (Evidence) only while it is off; its record was read before.
+- an administrator states that a machine is off (Evidence) only while it is off, and after its record was read.
 - no agent reaches a restored store before `recover` is done: an agent cannot detect every restore.
 - two machines that run at the same time do not have the same node ID and the same `machine`.
 
@@ -56,7 +56,7 @@ class Token(NamedTuple):
 
 
 class BlockRecord(NamedTuple):
-    """The protocol's part of a block's object; without an owner the block is free. FREE also if there is no object."""
+    """The protocol's part of a block's object, FREE if there is no object. Without an owner the block is free."""
 
     owner: str
     token: Token
@@ -113,7 +113,7 @@ class SwapOutcome(Enum):
     """The outcome of a compare-and-swap. No answer, a time-out and an answer such as 503 are all UNKNOWN."""
 
     SUCCEEDED = "succeeded"
-    LOST = "lost"
+    LOST = "lost"  # certainly not executed; a lost block (`is_lost`) is another thing
     UNKNOWN = "unknown"
 
 
@@ -226,7 +226,7 @@ def claim(agent: AgentState, grant: Token | None, block: BlockRecord) -> BlockSw
 
 
 def claim_after(swap: BlockSwap, outcome: SwapOutcome) -> Token | None:
-    """Returns the token of a claim that succeeded; None after any other outcome, and after `give_back`."""
+    """Returns the agent's token after a `claim` or a `give_back`: that of a claim that succeeded, otherwise None."""
     return swap.new.token if succeeded(outcome) and swap.new.owner else None
 
 

@@ -20,7 +20,7 @@ class RequestFailed(Exception):  # noqa: N818 - as in agent.api_errors
 
 
 class BlockRequests:
-    """The requests of one manager. `note` returns the remarks about a block, from the names of its pool and its key.
+    """The requests of one manager. `note` returns the note of a block; its arguments are the pool's name and the key.
 
     `space` is the space in the answer to the latest change, None if the answer had none.
     """
@@ -32,7 +32,7 @@ class BlockRequests:
         self._refused: dict[object, bytes] = {}  # the expected value of the last refused change of each object
 
     def take_or_read(self, block: Network) -> Stored[BlockRecord] | None:
-        """Returns the value of a block and forgets it. If it is unknown, reads it and returns None."""
+        """Returns the known value of a block and forgets it. Reads an unknown one and returns None: call again."""
         value = self._values.pop(block, None)
         if value is None:
             self._values[block] = self._store.read_block(block)

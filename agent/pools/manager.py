@@ -37,7 +37,6 @@ _RESTORE_S = 120.0  # after so long without contact the store may have been rest
 _SPACE_S = 600.0  # between reads of the space, in case its watch missed a change
 _PROBLEM_S = 60.0  # between two changes of `problem` in the grants files, which only people read
 
-
 Value = TypeVar("Value")
 
 
@@ -92,7 +91,7 @@ class Manager:
         self._contact_s = self._space_s = self._written_s = clocks.monotonic()
         self._written_problem = ""
         self._reported: dict[str, object] = {}
-        self._is_loaded = False
+        self._is_loaded = False  # whether `_load` has created the memory and the steps
 
     # From any thread.
 
@@ -132,7 +131,7 @@ class Manager:
         """Returns the last contact with the store, the problems, and whether a restore was noticed, for the tool."""
         problems = self._reported.get("problems", ())
         memory = self._memory if self._is_loaded else None
-        contact = memory.contact if memory else 0
+        contact = memory.contact if memory else 0  # seconds since 1970
         return ManagerStatus(
             contact_s=max(0.0, self._clocks.wall() - contact) if contact else None,
             problems=tuple(map(str, problems)) if isinstance(problems, tuple) else (),
@@ -161,7 +160,7 @@ class Manager:
             if wait_s > 0:
                 return min(wait_s, POLL_S)
             has_worked = self._work()
-            if not has_worked:  # all that was due has succeeded: one successful step does not end a series of failures
+            if not has_worked:  # a series of failures ends when no step is due, not with the first success
                 self._failures, self._memory.problem = 0, ""
             self._write_problem()
             self._report_all()
@@ -193,7 +192,7 @@ class Manager:
             (membership.read_entry, True),
         )
         self._changing_steps = (
-            (ownership.verify, True),  # no grant of an earlier boot or epoch lasts unless the store has it
+            (ownership.verify, True),  # each grant is as in the store, or is reasserted in a new epoch
             (ownership.list_blocks_of_node, True),
             (membership.register, True),  # after all grants are those of this epoch
             (membership.read_entries, True),  # no claim before all nodes are of this epoch
@@ -207,7 +206,7 @@ class Manager:
             (self._planning.write_intents, False),
             (self._sticky.write_intents, True),
         )
-        self._identity = self._identity._replace(is_new=False)  # from now on the store may know it
+        self._identity = self._identity._replace(is_new=False)  # from now on the store may know the node ID
         self._is_loaded = True
 
     def _work(self) -> bool:
@@ -215,12 +214,14 @@ class Manager:
         memory = self._memory
         space = memory.space
         steps = self._reading_steps if memory.is_restored else (*self._reading_steps, *self._changing_steps)
-        for step, is_request in steps:
+        for step, is_contact in steps:
             if step():
                 if memory.space != space:
                     self._planning.forget()
                     self._sticky.forget()
-                return self._on_contact() if is_request else True
+                if is_contact:
+                    self._on_contact()
+                return True
         return False
 
     def _note_news(self) -> None:
@@ -244,18 +245,17 @@ class Manager:
         if "others" in news:
             self._membership.read_entries_again()
 
-    def _on_contact(self) -> bool:
+    def _on_contact(self) -> None:
         """Notes that the store answered; after an outage lets everything be read again that others may have changed."""
         memory, now_s = self._memory, self._clocks.monotonic()
         outage_s = now_s - self._contact_s if self._failures else 0.0
         if outage_s > _OUTAGE_S:
             memory.space_is_due = True
             memory.node_entry = None
-            memory.position_is_checked &= outage_s < _RESTORE_S
+            memory.position_is_checked = memory.position_is_checked and outage_s < _RESTORE_S
             memory.mark_unverified()
         self._contact_s = now_s
         memory.contact = int(self._clocks.wall())
-        return True
 
     def _on_failure(self, problem: str) -> float:
         wait_s = min(_LAST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(self._failures, 10))
@@ -269,7 +269,7 @@ class Manager:
             except (OSError, CniError) as error:
                 self._is_loaded = False
                 problem = f"{problem}; cannot use the grants files: {error}"
-        self._report_all("" if self._is_loaded else problem)
+        self._report_all(problem)
         return min(wait_s, POLL_S)
 
     def _write_problem(self) -> None:
@@ -283,7 +283,7 @@ class Manager:
                 network.save(network.grants._replace(problem=memory.problem, contact=memory.contact))
 
     def _report_all(self, failure: str = "") -> None:
-        if not self._is_loaded:
+        if not self._is_loaded:  # else the memory has the failure
             self._report_change("problems", (failure,), self._report.problems)
             return
         memory = self._memory

@@ -81,14 +81,14 @@ class Membership:
     def register(self) -> bool:
         """Registers this instance, once all grants are reasserted and the record is not foreign."""
         memory = self._memory
-        if memory.node_entry is None or self._record() == memory.agent.record:
+        if memory.node_entry is None or self._stored_record() == memory.agent.record:
             return False
         tokens = [held.entry.token for held in memory.held_blocks() if held.entry.grant]
-        if memory.has_unaccounted:
-            tokens.append(NO_TOKEN)  # the grants of a lost file are unknown
-        swap = protocol.register(memory.agent, tokens, self._record())
+        if memory.has_unaccounted_reservations:
+            tokens.append(NO_TOKEN)  # a lost file's grant: unknown, so of no epoch, which prevents the registration
+        swap = protocol.register(memory.agent, tokens, self._stored_record())
         if swap is None:
-            self._refuse_foreign()
+            self._raise_if_unusable()
             return False
         memory.agent = memory.agent._replace(may_claim=False)
         self._swap_entry(self._desired_entry())
@@ -98,7 +98,9 @@ class Membership:
     def read_entries(self) -> bool:
         """Reads all entries, again and again, until the agent may claim: until all other nodes are of this epoch."""
         memory = self._memory
-        if memory.agent.may_claim or self._record() != memory.agent.record or self._monotonic() < self._next_list_s:
+        if memory.agent.may_claim or self._stored_record() != memory.agent.record:
+            return False
+        if self._monotonic() < self._next_list_s:
             return False
         self._next_list_s = self._monotonic() + self._list_wait_s
         self._list_wait_s = min(_LAST_LIST_S, 2 * self._list_wait_s)
@@ -119,10 +121,10 @@ class Membership:
         return entry is not None and entry.value is not None and block in entry.value.networks
 
     def read_entries_again(self) -> None:
-        """Lets `read_entries` read all entries at once."""
+        """Lets `read_entries` read them in the next step, without a wait."""
         self._next_list_s, self._list_wait_s = 0.0, _FIRST_LIST_S
 
-    def _record(self) -> protocol.NodeRecord | None:
+    def _stored_record(self) -> protocol.NodeRecord | None:
         entry = self._memory.node_entry
         return entry.value.record if entry and entry.value else None
 
@@ -163,7 +165,7 @@ class Membership:
         memory.position = position
         for network in memory.networks:
             if network.is_of_this_boot:
-                memory.write(network, network.grants)
+                memory.write(network, network.grants)  # for the new position
 
     def _set_entry(self, stored: Stored[NodeEntry | None]) -> None:
         """Notes this node's entry as it is; a fence, or another agent's registration, ends the right to claim."""
@@ -181,9 +183,9 @@ class Membership:
             )
             memory.mark_unverified()
 
-    def _refuse_foreign(self) -> None:
+    def _raise_if_unusable(self) -> None:
         """Raises RequestFailed if the entry is damaged or of another machine, and lets it be read again."""
-        memory, record = self._memory, self._record()
+        memory, record = self._memory, self._stored_record()
         if memory.node_entry and memory.node_entry.problem:
             problem, memory.node_entry = memory.node_entry.problem, None
             raise RequestFailed(problem)
@@ -198,7 +200,8 @@ class Membership:
 
     def _swap_entry(self, new: NodeEntry) -> None:
         memory = self._memory
-        expected, memory.node_entry = memory.node_entry or Stored(None), None
+        expected = memory.node_entry or Stored(None)
+        memory.node_entry = None  # it has to be read, unless the answer has the new value
         change = memory.store.swap_entry(memory.agent.node, expected, new)
         if protocol.succeeded(memory.requests.check_outcome("entry", expected.raw, change)) and change.raw:
             memory.node_entry = Stored(new, change.raw)
@@ -215,5 +218,5 @@ class Membership:
         networks.sort(key=lambda block: (block.version, int(block.network_address)))
         existing = memory.node_entry.value if memory.node_entry else None
         is_registered = existing is not None and existing.record == memory.agent.record
-        registered = existing.registered if existing and is_registered else memory.time_text()
-        return NodeEntry(memory.agent.record, memory.facts.name, memory.facts.addresses, tuple(networks), registered)
+        since = existing.registered if existing and is_registered else memory.time_text()
+        return NodeEntry(memory.agent.record, memory.facts.name, memory.facts.addresses, tuple(networks), since)

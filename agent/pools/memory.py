@@ -33,7 +33,7 @@ class Busy(Exception):  # noqa: N818 - a state, not an error
 
 
 class HeldBlock(NamedTuple):
-    """A block in the grants file of a network."""
+    """A block in the grants file of a network; an intent (CLAIMING) may still be free or another node's."""
 
     network: NetworkBlocks
     entry: FileEntry
@@ -49,7 +49,7 @@ class Memory:
     - `claimed` are tokens of successful claims; `grantable` those whose epoch is still the store's after the claim.
     - `pods` are the pods of this node by name ("team-a/db-0"), each with its key (pods.py); None before the first list.
     - `requests` are the changes of blocks, with the values that they expect.
-    - `has_unaccounted`: a network whose grants file was lost has reservations outside of this node's blocks.
+    - `has_unaccounted_reservations`: a network whose grants file was lost has some outside this node's blocks.
     - `contact` and `problem`: when the store answered last (seconds since 1970), and why it does not answer now.
     """
 
@@ -70,7 +70,7 @@ class Memory:
     unverified: set[Network] = field(default_factory=set)
     claimed: dict[Network, Token] = field(default_factory=dict)
     grantable: dict[Network, Token] = field(default_factory=dict)
-    has_unaccounted: bool = False
+    has_unaccounted_reservations: bool = False
     contact: int = 0
     problem: str = ""
     pods: Mapping[str, str] | None = None
@@ -92,7 +92,7 @@ class Memory:
         """Returns the pool of a block that its network may use; None if the block must not be granted (any longer)."""
         network, entry = held
         pool = self.space.pool_of(entry.block) if self.space else None
-        if pool is None or pool.is_draining(entry.block) or not pool.size_of(entry.block):
+        if pool is None or pool.is_draining(entry.block) or not pool.size_of(entry.block):  # 0: all excluded
             return None
         return pool if uses_pool(network, pool) else None
 
@@ -106,12 +106,12 @@ class Memory:
         self.requests.forget(*self.unverified)
 
     def save(self, network: NetworkBlocks, grants: Grants) -> None:
-        """Writes a network's file if it changes; raises OSError."""
+        """Writes a network's file unless only the store's position or the contact would change; raises OSError."""
         if grants != network.grants or not network.is_of_this_boot:
             self.write(network, grants)
 
     def write(self, network: NetworkBlocks, grants: Grants) -> None:
-        """Writes a network's file, with the store's position and the last contact."""
+        """Writes a network's file, also if only the store's position or the last contact changes; raises OSError."""
         network.save(self._stamped(grants))
 
     def save_locked(self, network: NetworkBlocks, change: Callable[[Grants], Grants]) -> None:
@@ -131,10 +131,10 @@ class Memory:
 
 
 def uses_pool(network: NetworkBlocks, pool: Pool) -> bool:
-    """Returns whether a network may have blocks of a pool: the pool that it names, or one with namespaces."""
+    """Returns whether a network may have blocks of a pool: the one that it names, or one for some namespaces."""
     return bool(network.pool) and (pool.name == network.pool or bool(pool.namespaces))
 
 
 def is_routed(entry: FileEntry, pool: Pool | None) -> bool:
-    """Returns whether other nodes need a route to a block; if its pool no longer exists, its subnet shows it."""
+    """Returns whether other nodes need a route to a block; without its pool: whether its subnet is the block itself."""
     return pool.mode == ROUTED if pool else entry.subnet == entry.block

@@ -28,7 +28,7 @@ from ipam.host_local.store import ReservationStore as Reservations
 from process import directories
 
 _SUFFIX = ".grants"
-_TICK_NS = 50_000_000  # within a tick of the clock for file times (some milliseconds) two changes have the same time
+_TICK_NS = 50_000_000  # file times have ticks of some milliseconds: two changes within one have the same time
 
 
 class NetworkOptions(NamedTuple):
@@ -53,7 +53,7 @@ class NetworkBlocks:
         self._directory = f"{self._data_dir}/{self.name}"
         self._seen: tuple[int, int] | None = None
         self._reserved: tuple[Address, ...] = ()
-        self._counted: tuple[tuple[Address, ...], Grants, Counter[Network]] | None = None  # for these values
+        self._counted: tuple[tuple[Address, ...], Grants, Counter[Network]] | None = None  # of the first two
         self.is_of_this_boot = False
         self.problem = ""
         self._file = self._status()  # before it is read: a change meanwhile is then noticed
@@ -113,7 +113,7 @@ class NetworkBlocks:
     def list_reserved(self) -> tuple[Address, ...]:
         """Returns the addresses with a reservation; reads the directory when its change time is another one.
 
-        The modification time shows no change: host-local sets it (ipam/host_local/index.py).
+        The modification time does not show each change: host-local sets it (ipam/host_local/index.py).
         """
         try:
             status = os.stat(self._directory)
@@ -171,7 +171,7 @@ class NetworkBlocks:
     def demand(self, pool: str) -> int:
         """Returns how many ADDs had no address of a pool since `forget_demand`."""
         try:
-            return os.stat(plugin_format.demand_path_of(self._data_dir, self.name, pool)).st_size
+            return os.stat(plugin_format.demand_path_of(self._data_dir, self.name, pool)).st_size  # a byte for each
         except FileNotFoundError:
             return 0
 
@@ -222,9 +222,6 @@ def _after_start(entry: FileEntry, *, is_valid: bool, is_same_boot: bool) -> Fil
 def _pod(entry: CachedEntry) -> str:
     """Returns "namespace/name" of an attachment's pod, "" if the runtime did not set it."""
     pairs = entry.content.get("cniArgs")
-    known = (
-        {str(pair[0]): str(pair[1]) for pair in pairs if isinstance(pair, list) and len(pair) == 2}
-        if isinstance(pairs, list)
-        else {}
-    )
+    items = pairs if isinstance(pairs, list) else []
+    known = {str(pair[0]): str(pair[1]) for pair in items if isinstance(pair, list) and len(pair) == 2}
     return "/".join(filter(None, (known.get("K8S_POD_NAMESPACE"), known.get("K8S_POD_NAME"))))

@@ -37,9 +37,8 @@ class Ownership:
         delete_routes: Callable[[Network], None],
     ) -> None:
         self._memory, self._is_published, self._event = memory, is_published, event
-        self._delete_routes = delete_routes
-        self._monotonic = monotonic
-        self._list_s = 0.0
+        self._delete_routes, self._monotonic = delete_routes, monotonic
+        self._next_list_s = 0.0
         self.problems: dict[str, str] = {}
 
     def verify(self) -> bool:
@@ -70,22 +69,22 @@ class Ownership:
         outcome = memory.requests.swap(entry.block, stored, swap.new, entry.pool, entry.key)
         token = protocol.grant_after(entry.token, swap, outcome)
         memory.save(network, network.grants.with_entry(entry._replace(token=token)))
-        return True
+        return True  # the block stays unverified: a later step compares the token with the store
 
     def list_blocks_of_node(self) -> bool:
         """Lists this node's blocks once in each epoch, and at the first start; adds missing ones to the files."""
         memory = self._memory
         epoch = memory.agent.epoch
-        is_waiting = memory.has_unaccounted and self._monotonic() < self._list_s
+        is_waiting = memory.has_unaccounted_reservations and self._monotonic() < self._next_list_s
         if is_waiting or all(network.grants.listed_epoch == epoch for network in memory.networks):
             return False
         is_first = not any(network.grants.listed_epoch for network in memory.networks)
         is_known_empty = memory.identity.is_new and is_first and not any(memory.held_blocks())
         owned = {} if is_known_empty else memory.store.list_blocks(memory.agent.node)
         self._adopt(owned)
-        self._list_s = self._monotonic() + _RELIST_S
+        self._next_list_s = self._monotonic() + _RELIST_S
         self.problems.pop("reservations", None)
-        memory.has_unaccounted = False
+        memory.has_unaccounted_reservations = False
         for network in memory.networks:
             if not self._report_unaccounted(network):
                 memory.save(network, network.grants._replace(listed_epoch=epoch))
@@ -101,7 +100,7 @@ class Ownership:
         stored = memory.requests.take_or_read(entry.block)
         if stored is None:
             return True
-        has_other_key = stored.note.key not in ("", entry.key)  # the address of another pod, for ever
+        has_other_key = stored.note.key not in ("", entry.key)  # another pod's sticky address, even while free
         swap = None if has_other_key else protocol.claim(memory.agent, None, stored.value)
         if swap is None:
             memory.save(network, network.grants.without(entry.block))
@@ -110,7 +109,7 @@ class Ownership:
         token = protocol.claim_after(swap, outcome)
         if token is None:
             return True
-        # The transaction has read the space, too. In another one the block may drain, or be of no pool any more.
+        # The transaction has read the space, too. If the space has changed, the block may drain or be in no pool.
         space = memory.requests.space
         if space is not None and space == memory.space and protocol.token_to_grant(token, space.epoch):
             memory.grantable[entry.block] = token
@@ -119,7 +118,7 @@ class Ownership:
         return True
 
     def recheck_epoch(self) -> bool:
-        """Lets the space be read after the claims, for its epoch, unless their answers had it."""
+        """Marks the space to be read after claims whose answers lack it: its epoch decides whether to grant."""
         memory = self._memory
         memory.space_is_due |= bool(memory.claimed)
         return bool(memory.claimed)
@@ -132,9 +131,8 @@ class Ownership:
             grants = network.grants
             for entry in grants.entries:
                 if entry.block in memory.grantable and (after := self._after_claim(HeldBlock(network, entry))):
-                    grants = grants.with_entry(
-                        with_gateway(grants, after) if after.state is BlockState.GRANTED else after
-                    )
+                    is_granted = after.state is BlockState.GRANTED
+                    grants = grants.with_entry(with_gateway(grants, after) if is_granted else after)
             has_changed |= grants != network.grants
             memory.save(network, grants)
             for entry in grants.entries:
@@ -180,7 +178,7 @@ class Ownership:
         if is_routed(entry, pool) and not self._is_published(entry.block):
             return None
         if entry.key and entry.subnet == entry.block and gateway_of(network.grants, entry.version) is None:
-            # A single address has the gateway of the network's own blocks, and it has none yet.
+            # A sticky address gets the gateway of the network's other blocks, and the network has no such block yet.
             is_gone = memory.pods is not None and entry.pod not in memory.pods
             return entry._replace(state=BlockState.REVOKED, token=NO_TOKEN) if is_gone else None
         return entry._replace(state=BlockState.GRANTED, token=token)
@@ -239,7 +237,7 @@ class Ownership:
             and not any(address in block for block in known)
         ]
         if unaccounted:
-            memory.has_unaccounted = True
+            memory.has_unaccounted_reservations = True
             self.problems["reservations"] = (
                 f"{network.problem or network.path}: network {network.name} has {len(unaccounted)} reservations in no "
                 f"block of this node, such as {unaccounted[0]}: no block is claimed until they are released. Run "

@@ -31,15 +31,15 @@ class BlockNote(NamedTuple):
 
     pool: str = ""
     node_name: str = ""
-    claimed: str = ""
+    claimed: str = ""  # the time
     key: str = ""
 
 
 class Stored(NamedTuple, Generic[T_co]):
     """A value that was read. `raw` are its bytes in the store, which a compare-and-swap expects; b"" without an object.
 
-    With a `problem` the object is not valid: the value is DAMAGED_BLOCK or DAMAGED_ENTRY, which the protocol leaves
-    alone, and a change that expects it is LOST. Only a block has a `note`.
+    With a `problem` the object is not valid: the value is DAMAGED_BLOCK or DAMAGED_ENTRY (documents.py), which the
+    protocol leaves alone, and a change that expects it is LOST. Only a block has a `note`.
     """
 
     value: T_co
@@ -52,21 +52,21 @@ class NodeEntry(NamedTuple):
     """An entry of a node: the protocol's record, and what the other nodes need to reach its pods.
 
     `name` is that of its Node object, or of the host. `networks` are its blocks of the mode "routed". `registered` is a
-    time (RFC 3339) for people; of two entries with one name the later one is that of the machine that runs.
+    time (RFC 3339): of two entries with one name the later one is that of the machine that runs.
     """
 
     record: NodeRecord
     name: str = ""
     addresses: tuple[Address, ...] = ()
     networks: tuple[Network, ...] = ()
-    registered: str = ""
+    registered: str = ""  # the time
 
 
 class Entries(NamedTuple):
     """The entries of all nodes by node ID, and the revision after which a watch continues."""
 
     by_node: Mapping[str, Stored[NodeEntry]]
-    revision: str
+    revision: str  # an opaque text, unlike that of StorePosition
 
 
 class EntryChanged(NamedTuple):
@@ -122,7 +122,7 @@ class SwapReply(NamedTuple):
 
 
 def send_swap(name: str, send: Callable[[], bytes]) -> SwapReply:
-    """Sends a compare-and-swap of an object, and returns the reply; `send` returns the new form, b"" if it is lost."""
+    """Sends a compare-and-swap of an object, and returns the reply; `send` returns the new `raw`, b"" for LOST."""
     try:
         if raw := send():
             return SwapReply(SwapOutcome.SUCCEEDED, raw=raw)
