@@ -176,11 +176,15 @@ def require_caches(layers: Iterable[Layer]) -> None:
 
 
 def require_existing(layers: Sequence[Layer]) -> None:
-    """Raises CniError(5) if no cache exists, or one cannot be read: then every attachment would count as garbage."""
+    """Raises CniError(5) if a cache cannot be read, or no runtime's exists: its attachments would count as garbage.
+
+    Multus' cache does not have the pods of the time before Multus.
+    """
     require_caches(layers)
-    if not any(os.path.isdir(layer.results_dir) for layer in layers):
+    runtimes = [layer for layer in layers if not layer.source] or layers
+    if not any(os.path.isdir(layer.results_dir) for layer in runtimes):
         hint = f"without the cache every attachment would count as garbage; {_CACHE_HINT}"
-        msg = f"cannot read the cache {describe_caches(layers)}: {os.strerror(errno.ENOENT)}"
+        msg = f"cannot read the cache {describe_caches(runtimes)}: {os.strerror(errno.ENOENT)}"
         raise CniError(Code.IO_FAILURE, msg, hint)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from attachment.presence import Presence
+from cni.errors import CniError
 from podwire import attachments, networks
 from podwire.flannel import has_ranges, resolve_delegate
 from podwire.layers import Layer, read_layers
@@ -198,3 +199,14 @@ def test_unreadable_mtu_of_flannel(tmp_path: Path) -> None:
     path = tmp_path / "subnet.env"
     path.write_text(f"{subnet_env('10.42.3.1/24', '')}\nFLANNEL_MTU={'9' * 5000}\n")
     assert not has_ranges(resolve_delegate({"type": "flannel", "subnetFile": str(path)}))
+
+
+def test_gc_needs_the_cache_of_a_runtime(tmp_path, monkeypatch):
+    """Multus' cache lacks the pods of the time before Multus: without the runtime's, they would count as garbage."""
+    runtime, delegates = Layer(str(tmp_path / "cni")), Layer(str(tmp_path / "multus"), "00-multus.conf")
+    monkeypatch.setattr("attachment.cache.RESULTS_DIR", runtime.results_dir)
+    Path(delegates.results_dir).mkdir(parents=True)
+    with pytest.raises(CniError, match=r"cannot read the cache .*/cni/results: No such file"):
+        attachments.require_existing((runtime, delegates))
+    Path(runtime.results_dir).mkdir(parents=True)
+    attachments.require_existing((runtime, delegates))
