@@ -248,7 +248,7 @@ def test_gc_of_the_agent_keeps_pods_of_multus(node, pods, lost):
 
     def state():
         names = sorted(path.name for path in leases.glob("10.*"))
-        return names, links(node.host), node.host.run("nft", "list", "ruleset")
+        return names, links(node.host), node.host.run("nft", "-s", "list", "ruleset")
 
     before = state()
     assert node.podwire("gc", "cluster").returncode == (3 if lost else 0)

@@ -63,7 +63,7 @@ def test_missing_default_cache(node, pod, before):
     """Doctor reports a default cache without attachments on a node where pods have addresses."""
     status, complete, text = run_command(node, "doctor", before=before)
     assert (status, complete) == (4, False), text
-    assert "/var/lib/cni/results has no attachment of it" in text
+    assert "no attachment of it is in /var/lib/cni/results" in text
     if "elsewhere" in before:
         (pod.parent.parent / "elsewhere").rename(pod.parent.parent / "results")
 

@@ -293,7 +293,7 @@ def test_gc_refuses_an_unreadable_cache(tool: Tool, running_and_stopped: tuple[N
     assert "if the container is running, do not delete the file" in tool.fail(3, "gc", "net")
     entry.write_text(text)
     tool.cache.rename(tool.cache.with_name("elsewhere"))
-    assert "every attachment would count as garbage" in tool.fail(3, "gc", "net")
+    assert "/cache/results does not exist" in tool.fail(3, "gc", "net")
     assert (tool.leases / "10.22.0.2").exists()
 
 
