@@ -158,7 +158,7 @@ def _neighbours(node: CheckedNode) -> Iterator[Finding]:
 
 
 def _with_pods(node: CheckedNode) -> list[InterfaceConf]:
-    return [item for item in node.interfaces if item.routed and node.has_pods(item.network.name)]
+    return [item for item in node.interfaces if item.routed and node.list_attached(item)]
 
 
 def _versions(node: CheckedNode, item: InterfaceConf) -> frozenset[int]:

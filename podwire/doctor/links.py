@@ -314,7 +314,7 @@ def _files(directories: tuple[str, ...], suffix: str) -> Iterator[str]:
 
 
 def _with_pods(node: CheckedNode) -> list[InterfaceConf]:
-    return [item for item in node.interfaces if node.has_pods(item.network.name)]
+    return [item for item in node.interfaces if node.list_attached(item)]
 
 
 CHECKS = (

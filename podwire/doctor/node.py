@@ -138,17 +138,17 @@ class CheckedNode(NetworkFacts):
         """The networks to check, sorted by path: those in net.d, of several with one name only the one that pods get.
 
         Those of NetworkAttachmentDefinitions are known by Multus' running attachments: two Kubernetes namespaces may
-        have definitions with one name, and a definition may have changed since an ADD.
+        have definitions with one name. A network that was moved to another bridge or master after an ADD is here twice.
         """
-        defined = {
-            (one.network_name, one.network.segment): replace(
-                one.network, path=f"NetworkAttachmentDefinition {one.network_name}"
-            )
+        configured = networks.by_name(self.files)
+        further = {
+            (one.network_name, one.network.segment): replace(one.network, path=_describe_former(one))
             for one in attachments.list_cached(self.layers)
-            if one.layer.source and one.network and one.may_be_running
+            if one.network and one.may_be_running and (one.layer.source or one.network_name in configured)
         }
-        further = (network for (name, _), network in defined.items() if name not in self.configured_names)
-        known = (*networks.by_name(self.files).values(), *further)
+        for network in configured.values():
+            further.pop((network.name, network.segment), None)
+        known = (*configured.values(), *further.values())
         selected = (network for network in known if self.network in ("", network.name))
         return tuple(sorted(selected, key=lambda network: network.path))
 
@@ -238,11 +238,11 @@ class CheckedNode(NetworkFacts):
         return tuple(one for one in running if self.presence(one) is not Presence.HERE)
 
     def list_attached(self, item: InterfaceConf) -> list[CachedAttachment]:
-        """Returns the attachments to a network that may be running, of a NetworkAttachmentDefinition as it is here."""
+        """Returns the attachments to a network that may be running, whose ADD had this bridge, master and VLAN."""
         is_configured = item.network.name in self.configured_names
         attached = (one for one in self.running if one.network_name == item.network.name)
         return [
-            one for one in attached if is_configured or (one.network and one.network.segment == item.network.segment)
+            one for one in attached if (one.network.segment == item.network.segment if one.network else is_configured)
         ]
 
     def are_separate(self, one: Network, other: Network) -> bool:
@@ -311,6 +311,13 @@ def types_of(network: Network) -> tuple[str, ...]:
             if kind := Fields(plugin).section("ipam").string("type"):
                 types.append(kind)
     return tuple(dict.fromkeys(types))
+
+
+def _describe_former(one: CachedAttachment) -> str:
+    """Returns the place of the definition that an attachment has and net.d does not."""
+    if one.layer.source:
+        return f"NetworkAttachmentDefinition {one.network_name}"
+    return f"{one.network_name} before its file in net.d was changed"
 
 
 def read_text(path: str) -> str:

@@ -123,7 +123,7 @@ _SEGMENTS = Fault(
 
 
 def _check(node: CheckedNode) -> Iterator[Finding]:
-    if not any(node.has_pods(item.network.name) for item in node.interfaces):
+    if not any(node.list_attached(item) for item in node.interfaces):
         return
     prediction, programs = Prediction(node), _Programs()
     culprits: dict[object, Culprit] = {}

@@ -153,3 +153,18 @@ def test_without_root_missing_checks_are_notes(node, sandbox):
     )
     assert [one for one in findings if one["name"] == "not-ready"] == []
     assert any(one["name"] == "forwarding" and one["severity"] == "ok" for one in findings), findings
+
+
+def test_pods_of_a_network_before_it_got_another_bridge(node, new_sandbox):
+    """Pods from before a change of the file stay on their bridge, which is still checked; the others have the new one."""
+    for number, bridge in enumerate(("cni0", "cni9")):
+        pod = new_sandbox()
+        pod.ip("link", "set", "lo", "up")
+        network = node.add_bridge("pods", f"10.{77 + number}.0.0/24", bridge=bridge)
+        result = node.attach(network, pod)
+        assert node.list_findings() == []
+        if bridge == "cni0":
+            port = next(one["name"] for one in result["interfaces"] if one["name"].startswith("veth"))
+    node.host.ip("link", "set", port, "nomaster")
+    (finding,) = list_problems(node.list_findings())
+    assert finding["commands"] == [f"ip link set {port} master cni0"]
