@@ -156,7 +156,7 @@ def test_without_root_missing_checks_are_notes(node, sandbox):
 
 
 def test_pods_of_a_network_before_it_got_another_bridge(node, new_sandbox):
-    """Pods from before a change of the file stay on their bridge, which is still checked; the others have the new one."""
+    """Pods from before a change of the file keep their bridge, and are still checked; later ones get the new one."""
     for number, bridge in enumerate(("cni0", "cni9")):
         pod = new_sandbox()
         pod.ip("link", "set", "lo", "up")
@@ -167,4 +167,4 @@ def test_pods_of_a_network_before_it_got_another_bridge(node, new_sandbox):
             port = next(one["name"] for one in result["interfaces"] if one["name"].startswith("veth"))
     node.host.ip("link", "set", port, "nomaster")
     (finding,) = list_problems(node.list_findings())
-    assert finding["commands"] == [f"ip link set {port} master cni0"]
+    assert finding["cure"] == f"ip link set {port} master cni0"
