@@ -131,7 +131,7 @@ class Tracer:
         """
         self.stop()
         if queues := _list_queues():
-            raise KernelError(f"trace packets beside the queues {queues} (NFQUEUE)", errno.EBUSY, _DISCARDS)
+            raise KernelError(f"trace packets while a program reads queue {queues} (NFQUEUE)", errno.EBUSY, _DISCARDS)
         desired = list(tuples)
         for family in (INET, BRIDGE):
             table = Table(family, self._name)

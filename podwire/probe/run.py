@@ -86,7 +86,7 @@ def test_pods(
     timeout_s: float,
     unseen: list[str],
 ) -> Iterator[PathResult]:
-    """Yields the results of all paths of pods, in order; adds pods that cannot be entered to `unseen`."""
+    """Yields the results of all paths of pods, in order; adds to `unseen` what could not be observed."""
     traced: dict[object, Suspect | None] = {}
     hops: set[object] = set()  # tested once
     for start in range(0, len(pods), _PODS_IN_PARALLEL):
@@ -105,7 +105,7 @@ def test_pods(
         with _neighbours_restored(desired):
             for result, ended in _test(topology, desired, timeout_s):
                 if result.state is PathState.LOST and result.suspect is None:
-                    yield _with_suspect(topology, result, ended, traced)
+                    yield _with_suspect(topology, result, ended, traced, unseen)
                 elif result.state is PathState.OK and (stale := tracing.find_stale(topology, result.path.flow)):
                     yield result._replace(state=PathState.LOST, suspect=stale, detail="for some clients")
                 else:
@@ -311,7 +311,11 @@ def _unless_error(path: Path, search: OwnerSearch, detail: str = "") -> PathResu
 
 
 def _with_suspect(
-    topology: Topology, result: PathResult, ended: Attempt | None, traced: dict[object, Suspect | None]
+    topology: Topology,
+    result: PathResult,
+    ended: Attempt | None,
+    traced: dict[object, Suspect | None],
+    unseen: list[str],
 ) -> PathResult:
     """Traces the packet of a path that lost one; TCP and UDP between two addresses are traced once.
 
@@ -323,7 +327,7 @@ def _with_suspect(
         return result._replace(suspect=traced[key])
     if len(traced) >= _TRACES_MAX:
         return result._replace(detail=f"{result.detail}; not traced: {_trace_command(path)}")
-    outcome = _trace(topology, result, ended)
+    outcome = _trace(topology, result, ended, unseen)
     traced[key] = outcome.suspect
     return outcome
 
@@ -335,7 +339,7 @@ def _trace_command(path: Path) -> str:
     return f"podwire trace {source} {destination}{port}{'/udp' if path.kind == DATAGRAM and path.port else ''}"
 
 
-def _trace(topology: Topology, result: PathResult, ended: Attempt | None) -> PathResult:
+def _trace(topology: Topology, result: PathResult, ended: Attempt | None, unseen: list[str]) -> PathResult:
     path = result.path
     flow = path.flow
     if isinstance(ended, Transfer):
@@ -349,6 +353,7 @@ def _trace(topology: Topology, result: PathResult, ended: Attempt | None) -> Pat
         trace = tracing.run(topology, flow, tries=1, interval_s=0.3)
     except (CniError, OSError) as error:
         return result._replace(detail=f"{result.detail}; it could not be traced: {error}")
+    unseen += (text for text in trace.unseen if text not in unseen)
     if trace.suspect is None and path.kind == QUERY and trace.outcome is not judge.ExchangeOutcome.ANSWERED:
         text = f"packets reach {path.destination} port 53, but no DNS server answers there ({trace.outcome})"
         return result._replace(suspect=Suspect("no-answer", str(path.destination), text, str(path.destination)))

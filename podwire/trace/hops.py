@@ -128,7 +128,7 @@ def _translations(place: Place, before: Sighting, one: Sighting, rules: list[Met
             rule = next((each for each in rules if any(word in each.text for word in words)), None)
             if rule:
                 rules.remove(rule)
-            by = f" by {rule.describe()}" if rule else " by a rule that is not nftables'"
+            by = f" by {rule.describe()}" if rule else " by a rule that was not traced"
             text = f"{name} {_end(*old)} becomes {_end(*new)}{by}"
             yield Hop(place.name, "translation", text, rule.describe() if rule else "", rule.owner if rule else "")
 

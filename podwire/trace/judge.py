@@ -280,6 +280,5 @@ def _unexplained(topology: Topology, seen: Observation) -> Suspect:
         return Suspect(
             "no-answer", place.name, text, port.strip(), look=f"ss -lnp sport = :{last.port}" if port else ""
         )
-    return Suspect(
-        "unexplained", place.name, f"{where}, and was not seen after that; nothing here explains it", last.interface
-    )
+    explanation = "rules were not traced" if seen.blind else "nothing here explains it"
+    return Suspect("unexplained", place.name, f"{where}, and was not seen after that; {explanation}", last.interface)

@@ -42,6 +42,9 @@ def of_rule(rule: MetRule) -> Suspect:
 
 
 def of_queue(rule: MetRule) -> Suspect:
-    """Returns the suspect for a rule that passed the packet to a program, after which no other rule met it."""
-    text = f"a rule passes the packet to a program, which may have dropped or kept it: {rule.describe()}"
+    """Returns the suspect for a rule that passed the packet to a queue, after which no other rule met it.
+
+    No program reads a queue there, since rules would not be traced then.
+    """
+    text = f"a rule passes the packet to a queue that no program reads: {rule.describe()}"
     return Suspect("rule", rule.place, text, rule.describe(), rule.owner, "cat /proc/net/netfilter/nfnetlink_queue")

@@ -2,9 +2,8 @@
 
 import errno
 import os
-import struct
 from ipaddress import ip_address
-from socket import AF_INET, AF_NETLINK, SOCK_DGRAM, SOCK_RAW, socket
+from socket import AF_INET, SOCK_DGRAM, socket
 
 import pytest
 
@@ -16,10 +15,9 @@ from kernel.netfilter.nft_trace import Tracer, Tuple
 from kernel.rtnl import wait_readable
 from kernel.system import System
 from tests.support.netstate import nft_rules
+from tests.support.sockets import hold_queue
 
 pytestmark = pytest.mark.needs("nft_nat")
-
-NETLINK_NETFILTER, NFQNL_MSG_CONFIG = 12, 3 << 8 | 2
 
 LOOPBACK = ip_address("127.0.0.1")
 TABLE = Table(nft.INET, "t", "a table")
@@ -100,16 +98,7 @@ def test_a_dry_run_changes_nothing(netfilter, host):
 def queued(host):
     """A packet waits for an intrusion prevention system (NFQUEUE); returns how many wait there now."""
     host.run("iptables-nft", "-A", "OUTPUT", "-p", "udp", "--dport", "9", "-j", "NFQUEUE", "--queue-num", "9")
-    with (
-        host.entered(),
-        socket(AF_NETLINK, SOCK_RAW, NETLINK_NETFILTER) as queue,
-        socket(AF_INET, SOCK_DGRAM) as sender,
-    ):
-        queue.bind((0, 0))
-        for command in (b"\x08\0\x01\0\x01\0\0\0", b"\x09\0\x02\0\0\0\xff\xff\x02\0\0\0"):  # bind; copy packets
-            message = b"\0\0\0\x09" + command
-            queue.send(struct.pack("=IHHII", 16 + len(message), NFQNL_MSG_CONFIG, 5, 0, 0) + message)
-            assert struct.unpack_from("=i", queue.recv(4096), 16) == (0,)
+    with host.entered(), hold_queue(9), socket(AF_INET, SOCK_DGRAM) as sender:
         sender.sendto(b"x", ("127.0.0.1", 9))
         yield lambda: host.run("cat", "/proc/net/netfilter/nfnetlink_queue").split()[2]
 
@@ -127,7 +116,7 @@ def test_a_trace_is_refused_beside_queued_packets(netfilter, queued):
     """Neither a trace nor the removal of a killed one's tables discards waiting packets."""
     nft.change(netfilter, nft.table_request(Table(nft.INET, "podwire_trace_99999999")), recorded=False)
     assert nft_trace.delete_stale(netfilter) == 0
-    with Tracer() as tracer, pytest.raises(KernelError, match=r"queues 9 \(NFQUEUE\)"):
+    with Tracer() as tracer, pytest.raises(KernelError, match=r"queue 9 \(NFQUEUE\)"):
         tracer.start([Tuple(17, LOOPBACK, 1, LOOPBACK, 9)])
     assert queued() == "1"
 

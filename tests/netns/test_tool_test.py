@@ -95,6 +95,18 @@ def test_fault(node, new_sandbox, shell, path, suspect, words, whole):
         assert {one["state"] for one in document["paths"] if one["path"] == name} <= _WHOLE, name
 
 
+def test_fault_beside_a_queue(node, pods):
+    """Where a program reads a queue (NFQUEUE), no rule is a suspect, and the result says that rules were not traced."""
+    shell, path, *_ = FAULTS["a foreign rule drops"]
+    node.host.run("sh", "-ec", shell.format())
+    with node.host.entered(), sockets.hold_queue(9):
+        document = node.test(pods[0].name)
+    lost = [one["suspect"] for one in document["paths"] if one["path"] == path and one["state"] == "lost"]
+    assert {suspect["text"].partition("; ")[2] for suspect in lost if suspect} == {"rules were not traced"}, lost
+    assert ["read" in text and "queue 9 (NFQUEUE)" in text for text in document["unseen"]] == [True], document
+    assert not document["complete"]
+
+
 def test_second_uplink_of_the_pods(node, pods):
     """A policy rule that sends the pods' packets to an uplink is no fault: what the test cannot reach is not lost."""
     node.host.run(

@@ -8,6 +8,7 @@ One rule: a call succeeds only if the reply comes from the address that was call
 import contextlib
 import select
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import NamedTuple
@@ -24,6 +25,7 @@ _KINDS = {
 _TIMEOUT_S = 30.0
 NO_ANSWER_S = 0.4  # a successful call takes milliseconds
 _BUFFER = 100
+_NETLINK_NETFILTER, _NFQNL_MSG_CONFIG = 12, 3 << 8 | 2
 
 
 class Service(NamedTuple):
@@ -63,6 +65,18 @@ def open_socket(namespace: Namespace, protocol: str, ip: str, port: int = 0) -> 
             new_socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         new_socket.bind((ip, port))
         yield new_socket
+
+
+@contextlib.contextmanager
+def hold_queue(number: int) -> Iterator[None]:
+    """Reads a queue (NFQUEUE) of the current namespace, as an intrusion prevention system that decides nothing."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER) as queue:
+        queue.bind((0, 0))
+        for command in (b"\x08\0\x01\0\x01\0\0\0", b"\x09\0\x02\0\0\0\xff\xff\x02\0\0\0"):  # bind; copy packets
+            message = struct.pack("!HH", 0, number) + command
+            queue.send(struct.pack("=IHHII", 16 + len(message), _NFQNL_MSG_CONFIG, 5, 0, 0) + message)
+            assert struct.unpack_from("=i", queue.recv(4096), 16) == (0,)
+        yield
 
 
 def call(
