@@ -45,7 +45,7 @@ from podwire.repairing import (
 _SETTLING_S = 2.0
 _LONGEST_S = 3600.0
 _STATES = {
-    FINE: Cell("in order", "dim"),
+    FINE: Cell("rules in order", "dim"),
     REPAIRED: Cell("repaired", "good"),
     MISSING: Cell("would be repaired", "warning"),
     FAILED: Cell("FAILED", "bad"),
