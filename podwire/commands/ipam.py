@@ -30,7 +30,7 @@ from podwire.node.records import Directories, Reservation
 from podwire.node.release import ReleaseOutcome
 from podwire.node.reservations import ListedReservation, ReservationFault, ReservationState
 from podwire.node.snapshot import Snapshot
-from podwire.output import Cell, Text
+from podwire.output import Cell, Text, plural
 
 _STYLES = {
     ReservationState.RUNNING: "good",
@@ -196,11 +196,12 @@ def _print(
         context.out.print("  fix:", item.fix)
     ipam_cluster.print_unseen(context, unseen)
     if not items:
-        number = sum(line.state is not ReservationState.LAST for line in reservations.entries(snapshot, network))
+        lines = reservations.entries(snapshot, network)
+        number = plural(sum(line.state is not ReservationState.LAST for line in lines), "reservation")
         if unseen:
-            context.out.print(Cell(f"{number} reservations; whether anything is wrong is not known", "warning"))
+            context.out.print(Cell(f"{number}; whether anything is wrong is not known", "warning"))
         else:
-            context.out.print(Cell(f"{number} reservations, nothing wrong", "good"))
+            context.out.print(Cell(f"{number}, nothing wrong", "good"))
 
 
 def _free(context: Context, options: Namespace) -> ExitStatus:
