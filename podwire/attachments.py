@@ -30,6 +30,7 @@ UNREAD_FIX = (
     "if the container is no longer running"
 )
 MISSING_DELEGATES_FIX = "set Multus' cache with --cache-dir, or delete and create the pod again"
+_KERNEL_METRICS = {4: 0, 6: 1024}  # of a route without "priority"
 _CACHE_HINT = "set the runtime's cache with --cache-dir"
 
 
@@ -86,10 +87,11 @@ class CachedAttachment:
         """Whether no packet leaves the pod by its interface, lo or a dummy: other pods may have the same addresses."""
         return self.network is not None and self.network.plugins[0]["type"] in CONFINED
 
-    def has_default(self, version: int) -> bool:
-        """Returns whether its result has a default route of an IP version."""
-        routes = self.typed_result.routes
-        return any(route.dst.version == version and not route.dst.network.prefixlen for route in routes)
+    def default_metric(self, version: int) -> int | None:
+        """Returns the lowest metric of its result's default routes of an IP version, None without one."""
+        to_all = (route for route in self.typed_result.routes if not route.dst.network.prefixlen)
+        metrics = (route.priority or _KERNEL_METRICS[version] for route in to_all if route.dst.version == version)
+        return min(metrics, default=None)
 
     @property
     def pod(self) -> str:

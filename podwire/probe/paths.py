@@ -91,7 +91,7 @@ def list_paths(
             continue
         yield from _local_paths(topology, pod, place, local, cached)
         yield from _pod_paths(topology, pod, place, local, cached)
-        if _has_default(cached, version):
+        if topology.has_default(pod, version):
             yield from _outer_paths(topology, pod, place, local, outer)
         for address in addresses:
             if address.version == version and (is_default or place.is_on_link(address)):
@@ -132,7 +132,7 @@ def list_next_hops(topology: Topology, pod: Pod) -> Iterator[Path]:
     node, place = topology.node, topology.place(pod)
     for version, remotes in REMOTE.items():
         local = place.address(version)
-        if local is None or pod.kind != "veth" or not _has_default(topology.cached(pod), version):
+        if local is None or pod.kind != "veth" or not topology.has_default(pod, version):
             continue
         for remote in remotes:
             choice = node.fib.look_up(packet_to(ip_address(remote), local, pod.bridge or pod.host_interface))
@@ -175,7 +175,7 @@ def _local_paths(
     if pod.kind != "veth" or gateway is None:
         return
     node_address = topology.node_address(local.version)
-    if node_address is not None and _has_default(cached, local.version):
+    if node_address is not None and topology.has_default(pod, local.version):
         yield Path(pod, "pod-to-node", ECHO, place, local, node_address, target=node)
     if source := source_address(node, local):
         for kind in (STREAM, DATAGRAM):
@@ -191,7 +191,7 @@ def _pod_paths(
             continue
         there = topology.place(other)
         destination = there.address(local.version)
-        if destination is not None and (other.network == pod.network or _has_default(cached, local.version)):
+        if destination is not None and (other.network == pod.network or topology.has_default(pod, local.version)):
             for kind in (STREAM, DATAGRAM):
                 yield Path(pod, "pod-to-pod", kind, place, local, destination, target=there)
 
@@ -302,10 +302,6 @@ def _gateway(cached: CachedAttachment | None, version: int) -> Address | None:
     if cached is None:
         return None
     return next((ip.gateway for ip in cached.typed_result.ips if ip.gateway and ip.gateway.version == version), None)
-
-
-def _has_default(cached: CachedAttachment | None, version: int) -> bool:
-    return cached is not None and cached.has_default(version)
 
 
 def _translates_source(cached: CachedAttachment | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from ipaddress import ip_interface
@@ -70,15 +70,23 @@ class Topology:
     @cached_property
     def default_attachments(self) -> frozenset[Pod]:
         """The attachments with their pods' default routes; of a pod without a default route eth0's, else the first."""
+        routed = {pod for pod in self.pods if self.has_default(pod, 4) or self.has_default(pod, 6)}
+        unrouted = (pods[0] for pods in self._by_container.values() if routed.isdisjoint(pods))
+        return frozenset(routed.union(unrouted))
+
+    @cached_property
+    def _by_container(self) -> Mapping[str, list[Pod]]:
         by_container: dict[str, list[Pod]] = {}
         for pod in sorted(self.pods, key=lambda pod: pod.attachment.ifname != "eth0"):
             by_container.setdefault(pod.attachment.container_id, []).append(pod)
-        routed = ([pod for pod in pods if self._has_default(pod)] or pods[:1] for pods in by_container.values())
-        return frozenset(pod for pods in routed for pod in pods)
+        return by_container
 
-    def _has_default(self, pod: Pod) -> bool:
-        cached = self.cached(pod)
-        return cached is not None and any(cached.has_default(version) for version in (4, 6))
+    def has_default(self, pod: Pod, version: int) -> bool:
+        """Returns whether an attachment has its pod's default route of an IP version, with the lowest metric."""
+        cached = map(self.cached, self._by_container[pod.attachment.container_id])
+        metrics = [metric for one in cached if one and (metric := one.default_metric(version)) is not None]
+        this = self.cached(pod)
+        return this is not None and bool(metrics) and this.default_metric(version) == min(metrics)
 
     def find(self, name: str) -> Pod:
         """Returns the pod of a name, container ID (or its beginning), or namespace; raises CniError(7)."""

@@ -124,6 +124,18 @@ def test_doctor_finds_nothing_on_a_healthy_node(node, pods):
     assert node.list_findings() == []
 
 
+def test_a_default_route_with_a_higher_metric_is_not_the_pods(node, new_sandbox):
+    """Packets to other networks are sent from the address of the default route with the lowest metric."""
+    routes = [{"dst": "0.0.0.0/0", "gw": "10.57.0.1", "priority": 2000}]
+    ipam = {"type": "host-local", "subnet": "10.57.0.0/24", "dataDir": str(node.directory / "leases"), "routes": routes}
+    pod = new_sandbox()
+    node.run_pod(pod, node.bridge("archive", "", ipam=ipam), name="a")
+    assert node.trace("default/a", "192.0.2.2")["packet"]["source"] == "10.22.0.2"
+    document = node.test("default/a", "--address", "192.0.2.2")
+    assert {one["path"] for one in document["paths"] if one["network"] == "archive"} == {"duplicate"}
+    assert {one["state"] for one in document["paths"]} <= {"ok", "slow"}, document
+
+
 def test_doctor_names_a_fault_of_the_second_network(node, pods, host):
     """A bridge of a second network that is down is a finding, although no file of net.d defines the network."""
     host.ip("link", "set", "br-storage", "down")
