@@ -81,10 +81,10 @@ def _passage(
     """Yields the sightings of the request, with the port, the routing decision and translations at the node."""
     flow = seen.flow
     before = Sighting(0.0, "", 0, b"", REQUEST, flow.source_address, seen.source_port, flow.destination, flow.port, 0)
-    routed, rules = False, list(met)
+    routed, is_at_node, rules = False, flow.source is topology.node, list(met)
     for place, one in sightings:
         yield from _translations(place, before, one, rules)
-        if place is topology.node and one.is_outgoing and not routed:
+        if place is topology.node and one.is_outgoing and is_at_node and not routed:
             routed = True
             yield from _node_hops(topology, seen, one, before)
         verb = "out" if one.is_outgoing else "in"
@@ -94,7 +94,7 @@ def _passage(
             f"{one.interface}: {_packet_text(seen, one)}{_details(topology, place, one)}",
             one.interface,
         )
-        before = one
+        before, is_at_node = one, is_at_node or place is topology.node
     for rule in rules:
         yield Hop(rule.place, "rule", rule.describe(), rule.describe(), rule.owner)
 

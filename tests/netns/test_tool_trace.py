@@ -61,6 +61,19 @@ def test_way_of_a_packet(node, new_sandbox):
 
 
 @NFTABLES
+@pytest.mark.needs("macvlan")
+def test_way_of_a_packet_past_the_node(node, new_sandbox):
+    """Packets of macvlan leave by the master, without a decision of the node's routing."""
+    ipam = {"type": "static", "addresses": [{"address": "192.0.2.9/24"}]}
+    plugins = [{"type": "macvlan", "master": "uplink", "ipam": ipam}]
+    pod = new_sandbox()
+    node.attach(node.add_network({"cniVersion": "1.0.0", "name": "lan", "plugins": plugins}), pod)
+    trace = node.trace(pod.name, "192.0.2.2")
+    steps = [hop["step"] for hop in trace["hops"] if hop["place"] == "node"]
+    assert (trace["outcome"], steps) == ("answered", ["out", "answer in"])
+
+
+@NFTABLES
 def test_program_of_the_pod_answers(node, new_sandbox):
     """Where a program of the pod listens, it answers; without one, and without podwire's socket, nothing is left."""
     web, client = new_sandbox(), new_sandbox()
