@@ -13,12 +13,14 @@ _VARIABLE, _KEY = "PODWIRE_LOG", "logFile"
 
 
 def list_files(env: Mapping[str, str], directories: Directories) -> list[str]:
-    """Returns the existing log files that the environment and the networks name, and the usual one.
+    """Returns the log files that the environment and the networks name, and the usual one, if they exist.
 
-    Raises CniError(5) if net.d cannot be read. A runtime's environment is not read: it may contain secrets.
+    A configured file whose directory is missing is returned: no verb can be logged. Raises CniError(5) if net.d cannot
+    be read. A runtime's environment is not read: it may contain secrets.
     """
-    paths = dict.fromkeys([env.get(_VARIABLE, ""), *_configured(directories), DEFAULT])
-    return [path for path in paths if os.path.isabs(path) and os.path.isfile(path)]
+    configured = [path for path in (env.get(_VARIABLE, ""), *_configured(directories)) if os.path.isabs(path)]
+    unwritable = {path for path in configured if not os.path.isdir(os.path.dirname(path))}
+    return [path for path in dict.fromkeys([*configured, DEFAULT]) if path in unwritable or os.path.isfile(path)]
 
 
 def _configured(directories: Directories) -> Iterator[str]:

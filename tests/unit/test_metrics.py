@@ -130,6 +130,14 @@ def test_log_of_the_environment_and_of_networks_is_listed(log: Path, tmp_path: P
     assert paths[:2] == [str(log), str(other)]
 
 
+def test_log_in_a_missing_directory_is_listed(tmp_path: Path):
+    """A log that no verb can write is unreadable, not unused; one that no verb has written yet is not listed."""
+    missing, unused = str(tmp_path / "missing" / "verbs.log"), str(tmp_path / "verbs.log")
+    directories = Directories(str(tmp_path), (Layer(str(tmp_path / "cni")),))
+    listed = [logs.list_files({"PODWIRE_LOG": path}, directories) for path in (missing, unused)]
+    assert [missing in listed[0], unused in listed[1]] == [True, False]
+
+
 def test_truncated_log_is_read_from_its_start(log: Path):
     """After a truncation (copytruncate) the log is counted from its start."""
     log.write_text(line() * 3)
