@@ -1,6 +1,6 @@
 """Checks the inside of each running pod: its interface, addresses, routes, neighbours, rules and settings.
 
-ADD's result says what must be there. A fault that is existing here explains CHECK's failure, which is folded into it.
+ADD's result says what must be there. A fault here explains CHECK's failure, which is folded into it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ POD, NODE, EXTERNAL = "pod", "node", "outside"
 
 
 class Place(NetworkFacts):
-    """A network namespace: `kind` is POD, NODE or OUTSIDE; `netns` is None for the node. A context manager."""
+    """A network namespace: `kind` is POD, NODE or EXTERNAL; `netns` is None for the node. A context manager."""
 
     def __init__(self, kind: str, name: str, netns: Netns | None = None) -> None:
         super().__init__(netns)
