@@ -85,7 +85,7 @@ SOURCES_STAMP := build/.sources-$(firstword $(shell echo $(SOURCES) | cksum))
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-all test-portable test-second-kernel mutants nightly demo bench bench-quick bench-newest bench-cluster image-tests reproducible clean \
     needs-build needs-demo needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root agent-base new-agent-base \
-    debian-kernel test-debian-kernel test-debian-kernels needs-debian-kernel newest-reference test-newest-reference test-clients test-deploy test-release test-arm64 test-cluster kubernetes \
+    debian-kernel test-debian-kernel test-debian-kernels needs-debian-kernel newest-reference test-newest-reference test-clients test-deploy test-release test-arm64 test-cluster kubernetes kubernetes-cluster cluster test-kubernetes \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
 
 # $(call say,TARGET): prints what a target does and how long it takes: its line of `make help`.
@@ -170,10 +170,28 @@ new-newer-root:
 # the test root.
 PODWIRE_CACHE ?= /var/cache/podwire
 KUBERNETES := build/kubernetes
+CLUSTER := build/kubernetes-cluster
 
 kubernetes: ## build the kube-apiserver of the tests from Debian's source, once for this machine (10 CPU minutes)
 	@built=$$(tests/kubernetes/build.sh "$(PODWIRE_CACHE)") && rm -rf $(KUBERNETES) && mkdir -p $(KUBERNETES) && \
 	    cp --reflink=auto $$built/* $(KUBERNETES)
+
+# Links, or copies if the cache is on another disk.
+kubernetes-cluster: kubernetes ## build the other programs of a cluster, upstream's tests and images, once for this machine (20 CPU minutes)
+	@$(call say,kubernetes-cluster)
+	@$(call need,gcc libc6-dev mmdebstrap)
+	@rm -rf $(CLUSTER) && mkdir -p $(CLUSTER) && for kind in cluster debian; do \
+	    built=$$(tests/kubernetes/build.sh "$(PODWIRE_CACHE)" $$kind) || exit 1; \
+	    cp -rl $$built/. $(CLUSTER) 2>/dev/null || cp -r $$built/. $(CLUSTER) || exit 1; \
+	done
+
+cluster: binaries test-root agent-base kubernetes-cluster ## start a Kubernetes of three nodes with podwire, to play with, until Ctrl-C (root; 2 minutes)
+	@$(call say,cluster)
+	@$(PY) -m tests.kubernetes
+
+test-kubernetes: binaries test-root agent-base kubernetes-cluster ## run upstream's tests on such a cluster; KEEP=1: it stays until Ctrl-C (root; 40 minutes)
+	@$(call say,test-kubernetes)
+	@$(PY) -m tests.kubernetes $(if $(KEEP),--keep) --test
 
 agent-base: ## create the Debian root file system of the node agent's image (root; a minute)
 	@[ -e $(AGENT_BASE_STAMP) ] && [ -e $(AGENT_BASE) ] || $(MAKE) --no-print-directory new-agent-base
@@ -248,7 +266,7 @@ nightly: needs-test binaries kubernetes ## run all of tests/hard, then tests/net
 	@$(PY) -m tests.promises
 	@$(PYTHON) -m tests.runner cluster clients newer-clients
 	@$(PY) -m tests.clients.tested
-	@$(MAKE) --no-print-directory test-newest-reference test-second-kernel test-debian-kernels test-portable
+	@$(MAKE) --no-print-directory test-kubernetes test-newest-reference test-second-kernel test-debian-kernels test-portable
 
 demo: binaries needs-demo ## show what the plugins do, step by step (root; 10 seconds after the build)
 	@$(call say,demo)

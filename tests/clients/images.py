@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from tests.support.processes import PATH
+
 BUSYBOX = Path("/bin/busybox")
 PAGE = "podwire"  # the page of its web server
 WEB_SERVER = ("busybox", "httpd", "-f", "-p", "80", "-h", "/www")
@@ -21,9 +23,16 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _OCI = "application/vnd.oci.image."
 
 
-def write_archive(path: Path, name: str, command: Sequence[str] = ("/bin/sh",)) -> None:
-    """Writes the image `name` ("localhost/box:1"), whose containers run `command` by default."""
-    layer = _layer()
+def write_archive(
+    path: Path,
+    name: str,
+    command: Sequence[str] = ("/bin/sh",),
+    *,
+    layers: Sequence[bytes] = (),
+    entrypoint: Sequence[str] = (),
+) -> None:
+    """Writes the image `name` ("localhost/box:1"), whose containers run `command` by default; by default of busybox."""
+    layers = layers or (_layer(),)
     blobs: dict[str, bytes] = {}
 
     def blob(data: bytes, kind: str) -> dict[str, Any]:
@@ -34,14 +43,14 @@ def write_archive(path: Path, name: str, command: Sequence[str] = ("/bin/sh",)) 
     config = {
         "architecture": _ARCHITECTURES[platform.machine()],
         "os": "linux",
-        "config": {"Env": ["PATH=/bin"], "Cmd": list(command)},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+        "config": {"Env": [f"PATH={PATH}"], "Entrypoint": list(entrypoint), "Cmd": list(command)},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(one).hexdigest()}" for one in layers]},
     }
     image = {
         "schemaVersion": 2,
         "mediaType": _OCI + "manifest.v1+json",
         "config": blob(json.dumps(config).encode(), "config.v1+json"),
-        "layers": [blob(layer, "layer.v1.tar")],
+        "layers": [blob(layer, "layer.v1.tar") for layer in layers],
     }
     manifest = blob(json.dumps(image).encode(), "manifest.v1+json")
     manifest["annotations"] = {

@@ -24,6 +24,7 @@ _HARD_ON_SECOND_KERNEL = (
 # The real runtime of `make test`, from installation to removal.
 _ONE_RUNTIME = tuple(f"tests/clients/test_{name}.py" for name in ("install", "cri", "cri_life"))
 WITH_ALONE = ("tests/netns", "tests/cluster")  # the directories with tests marked `alone`
+NIGHTLY = ("tests/kubernetes",)  # the directories that no part runs, but `make nightly`
 # Debian releases with newer container runtimes than the one of the test root, for `make test-clients NEWER=1`.
 NEWER = {"trixie": "build/runtimes/trixie", "sid": "build/runtimes/sid"}  # and the root file systems
 _PYTHON = ".venv/bin/python"

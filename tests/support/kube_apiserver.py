@@ -6,7 +6,7 @@ One rule: both are processes of this fixture, write below one directory, and end
 import contextlib
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -20,19 +20,33 @@ from tests.support.machine import eventually
 _READY_S = 300
 # Users of the token file: the administrator, the agent with the rights that a test creates, a user without any.
 _TOKENS = "admin,admin,1,system:masters\nagent,agent,2,agents\nstranger,stranger,3\n"
+# Of a server without controllers, which would create the tokens of pods.
+_ALONE = ("--authorization-mode=RBAC", "--anonymous-auth=false", "--disable-admission-plugins=ServiceAccount")
 
 
 class KubeApiServer:
-    """The server and its etcd; a test without them is skipped. `certificates` has server.crt and server.key."""
+    """The server and its etcd; a test without them is skipped. `certificates` has server.crt and server.key.
 
-    def __init__(self, directory: Path, certificates: Path, address: str = "127.0.0.1") -> None:
+    `tokens` is the text of the token file, and has the user "admin".
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        certificates: Path,
+        address: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        tokens: str = _TOKENS,
+        options: Sequence[str] = _ALONE,
+    ) -> None:
         if not (BUILT / "kube-apiserver").is_file():
             binaries.skip_or_fail("no kube-apiserver in build/kubernetes: run `make kubernetes` (10 CPU minutes, once)")
-        self.directory, self.certificates, self.address = directory, certificates, address
+        self.directory, self.certificates, self.address, self.options = directory, certificates, address, options
         self.etcd = Etcd(BUILT / "etcd", directory)
-        self.port = free_port(address)
+        self.port = port or free_port(address)
         self.url = f"https://{address}:{self.port}"
-        (directory / "tokens.csv").write_text(_TOKENS)
+        (directory / "tokens.csv").write_text(tokens)
         self._log = directory / "kube-apiserver.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -53,10 +67,9 @@ class KubeApiServer:
             *(str(BUILT / "kube-apiserver"), f"--etcd-servers={self.etcd.urls[0]}", f"--cert-dir={self.directory}"),
             *(f"--tls-cert-file={certificate}", f"--tls-private-key-file={key}"),
             *(f"--secure-port={self.port}", f"--bind-address={self.address}", f"--advertise-address={self.address}"),
-            *(f"--token-auth-file={self.directory}/tokens.csv", "--authorization-mode=RBAC", "--anonymous-auth=false"),
             *("--service-account-issuer=https://podwire.example", f"--service-account-key-file={certificate}"),
             *(f"--service-account-signing-key-file={key}", "--service-cluster-ip-range=10.96.0.0/16"),
-            *("--disable-admission-plugins=ServiceAccount", "--allow-privileged"),
+            *(f"--token-auth-file={self.directory}/tokens.csv", "--allow-privileged", *self.options),
             log=self._log,
         )
         process = self._process

@@ -30,7 +30,7 @@ BIN_DIR = Path("/opt/cni/bin")
 CONF_DIR = Path("/etc/cni/net.d")
 
 _TIMEOUT_S = 200
-_CGROUPS = "pwt-"  # followed by the identity of the machine's first process
+CGROUPS = "pwt-"  # followed by the identity of the machine's first process
 _STALE_S = 3600  # longer than any test
 _UNSHARED = ("--pid", "--ipc", "--uts", "--mount-proc")
 _ENV = {"PATH": PATH, "HOME": "/root", "LC_ALL": "C"}
@@ -101,6 +101,11 @@ class Host:
             line = self.nsenter(*argv)
             return subprocess.Popen(line, env=_ENV, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
+    def write(self, path: Path, text: str) -> None:
+        """Writes a file on the machine, and creates its directories."""
+        self.run("mkdir", "-p", str(path.parent))
+        self.run("tee", str(path), stdin=text)
+
     def problem(self, *argv: str) -> str:
         """Runs a program on the machine and returns its error message, "" if it succeeded."""
         done = self.done(*argv)
@@ -123,7 +128,7 @@ class Machine(Host):
     @property
     def cgroup(self) -> str:
         """The control group for its containers, in every hierarchy; removed with the machine."""
-        return f"{_CGROUPS}{identity(self.pid)}"
+        return f"{CGROUPS}{identity(self.pid)}"
 
     def at_once(self, *lines: Sequence[str]) -> list[str]:
         """Runs programs in parallel on the machine and returns the stdout of each; all must succeed."""
@@ -145,11 +150,6 @@ class Machine(Host):
     def namespace(self, path: str) -> Namespace:
         """Returns the network namespace at a path of the machine ("/run/netns/x"), for use on this machine."""
         return unnamed_namespace(f"/proc/{self.pid}/root{path}")
-
-    def write(self, path: Path, text: str) -> None:
-        """Writes a file on the machine, and creates its directories."""
-        self.run("mkdir", "-p", str(path.parent))
-        self.run("tee", str(path), stdin=text)
 
     def install(self, *directories: Path) -> None:
         """Replaces /opt/cni/bin with the programs of these directories, of which later ones take precedence."""
@@ -202,7 +202,7 @@ class Machine(Host):
 @contextlib.contextmanager
 def machine(scratch: Path) -> Iterator[Machine]:
     """Yields a machine with an uplink to its peer; the machine and its processes end with the block."""
-    _sweep()
+    sweep()
     with namespaces.temporary("peer") as peer, first_process(*_UNSHARED) as pid:
         network = unnamed_namespace(f"/proc/{pid}/ns/net")
         created = Machine(pid, scratch, network, peer)
@@ -213,7 +213,7 @@ def machine(scratch: Path) -> Iterator[Machine]:
         finally:
             with contextlib.suppress(ProcessLookupError):  # a test may have stopped it
                 os.kill(pid, signal.SIGKILL)
-            assert eventually(lambda: pid not in _sweep()), f"control groups {created.cgroup} remain"
+            assert eventually(lambda: pid not in sweep()), f"control groups {created.cgroup} remain"
 
 
 def eventually(condition: Callable[[], bool], *, within_s: float = 30) -> bool:
@@ -289,21 +289,37 @@ def _wire(network: Namespace, peer: Namespace) -> None:
         network.ip("route", "add", "default", "via", gateway)
 
 
-def _sweep() -> set[int]:
+def sweep() -> set[int]:
     """Removes the control groups of ended machines; returns the first processes of the machines with other ones.
 
     Processes of other PID namespaces are invisible here: their control groups are removed when they are old. The
     kernel keeps those that still have processes.
     """
-    top = Path("/sys/fs/cgroup")
-    roots = [*top.glob(_CGROUPS + "*"), *top.glob(f"*/{_CGROUPS}*")]
-    pids = {root: pid for root in roots if (pid := pid_of(root.name.removeprefix(_CGROUPS)))}
+    roots = _groups(CGROUPS + "*")
+    pids = {root: pid for root in roots if (pid := pid_of(root.name.removeprefix(CGROUPS)))}
     dead = [root for root, pid in pids.items() if not Path(f"/proc/{pid}").exists()]
     dead += [root for root in roots if root not in pids and _age_s(root) > _STALE_S]
-    for directory in (directory for root in dead for directory, _, _ in os.walk(root, topdown=False)):
+    for root in dead:
+        _remove_group(root)
+    return {pid for root, pid in pids.items() if root.exists()}
+
+
+def remove_groups(name: str) -> bool:
+    """Removes the control groups of a name, in every hierarchy; returns whether they no longer exist."""
+    for root in _groups(name):
+        _remove_group(root)
+    return not _groups(name)
+
+
+def _groups(pattern: str) -> list[Path]:
+    top = Path("/sys/fs/cgroup")
+    return [*top.glob(pattern), *top.glob(f"*/{pattern}")]
+
+
+def _remove_group(root: Path) -> None:
+    for directory, _, _ in os.walk(root, topdown=False):
         with contextlib.suppress(OSError):  # its last process is about to end
             os.rmdir(directory)
-    return {pid for root, pid in pids.items() if root.exists()}
 
 
 def _age_s(path: Path) -> float:

@@ -1,0 +1,1 @@
+"""A Kubernetes cluster of namespaces with podwire as its network, and upstream's tests on it."""

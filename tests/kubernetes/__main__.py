@@ -1,0 +1,114 @@
+"""`python -m tests.kubernetes`: a cluster to play with, or the tests of one, in private namespaces.
+
+One rule: when it ends, however that happens, nothing of the cluster remains.
+
+    python -m tests.kubernetes                          # make cluster: until Ctrl-C
+    python -m tests.kubernetes --test [PYTEST...]       # make test-kubernetes
+    python -m tests.kubernetes --keep --test [...]      # ... and the cluster stays until Ctrl-C
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.kubernetes import plan
+from tests.kubernetes.cluster import GROUP_VARIABLE, KEEP_VARIABLE, Cluster, missing
+from tests.support import machine
+from tests.support.binaries import ROOT
+from tests.support.machine import CGROUPS, eventually
+from tests.support.processes import identity
+
+_SCRATCH = ROOT / "build" / "cluster"  # /tmp inside
+_CHILD = "--in-namespaces"
+_ISOLATED = ROOT / "tests" / "runner" / "isolated.sh"
+_ENTER = f"""#!/bin/sh
+# Runs a program in the namespaces of the cluster.
+read -r first </proc/{{pid}}/task/{{pid}}/children
+exec nsenter --target="${{{{first% }}}}" --net --mount --pid --ipc --uts -- env -C {ROOT} {{command}} "$@"
+"""
+_NODE = 'sh -c \'target=$(cat /tmp/$0/pid); exec nsenter --target="$target" --net --mount --pid --ipc --uts -- "$@"\''
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs a cluster; returns the exit status."""
+    if arguments[:1] == [_CHILD]:
+        return _play()
+    if problem := "it needs root" if os.geteuid() else missing():
+        print(problem, file=sys.stderr)
+        return 2
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    keep = "--keep" in arguments
+    words = [word for word in arguments if word != "--keep"]
+    command = [sys.executable, "-m", __package__, _CHILD]
+    if words[:1] == ["--test"]:
+        tests = words[1:] or [str(Path(__file__).parent.relative_to(ROOT))]
+        command = [sys.executable, "-m", "pytest", "-svv", "--timeout=0", *tests]
+    with _scratch(), _group() as group, contextlib.suppress(KeyboardInterrupt):
+        return _run(command, {GROUP_VARIABLE: group, KEEP_VARIABLE: "1" if keep else ""})
+    return 130
+
+
+def _run(command: Sequence[str], variables: dict[str, str]) -> int:
+    """Runs a command in new namespaces, which end with it and with this process."""
+    line = ["setpriv", "--pdeathsig=KILL", str(_ISOLATED), str(plan.TEST_ROOT), str(_SCRATCH), *command]
+    env = {**os.environ, **variables, "PODWIRE_BIN_DIR": os.environ.get("PODWIRE_BIN_DIR", "dist/bin")}
+    with subprocess.Popen(line, env=env, cwd=ROOT, start_new_session=True) as process:
+        try:
+            for name, program in (
+                ("kubectl", f"{plan.PROGRAMS}/kubectl --kubeconfig=/tmp/admin.conf"),
+                ("node", _NODE),
+            ):
+                script = _SCRATCH / name
+                script.write_text(_ENTER.format(pid=process.pid, command=program))
+                script.chmod(0o755)
+            return process.wait()
+        finally:
+            process.kill()
+
+
+def _play() -> int:
+    """Runs a cluster until this process is killed."""
+    with Cluster(Path(tempfile.gettempdir())).running() as cluster:
+        cluster.explain()
+        signal.pause()
+    return 0
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[None]:
+    """Creates the directory of the cluster, empty, and removes it after the block."""
+    with _SCRATCH.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"another cluster runs in {_SCRATCH}")
+        shutil.rmtree(_SCRATCH, ignore_errors=True)
+        _SCRATCH.mkdir(parents=True)
+        try:
+            yield
+        finally:
+            shutil.rmtree(_SCRATCH, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _group() -> Iterator[str]:
+    """Yields the name of the cluster's control group, and removes it after the block; first removes stale ones."""
+    machine.sweep()
+    name = f"{CGROUPS}{identity(os.getpid())}"
+    try:
+        yield name
+    finally:
+        if not eventually(lambda: machine.remove_groups(name)):
+            print(f"control groups {name} remain", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""A cluster: a control plane and nodes, with podwire installed as deploy/README.md says.
+
+One rule: the caller is the first process of private namespaces (`python -m tests.kubernetes` creates them), with
+which everything here ends.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+from pack.release import agent_image
+from tests.kubernetes import control_plane, images, plan
+from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.node import Node
+from tests.support import manifests
+from tests.support.machine import eventually
+
+NODES = 3
+GROUP_VARIABLE = "PODWIRE_CLUSTER_GROUP"  # the environment variable with the control group of a cluster
+KEEP_VARIABLE = "PODWIRE_CLUSTER_KEEP"  # not empty: the cluster stays after its tests until it is interrupted
+_READY_S = 300
+_USAGE = """
+In another terminal, as root, in the project's directory:
+
+    build/cluster/kubectl get nodes,pods --all-namespaces --output=wide
+    build/cluster/kubectl run box --image=docker.io/library/busybox:1.29 -- sleep 1000
+    build/cluster/node node-1 /opt/cni/bin/podwire doctor
+
+Ctrl-C ends the cluster."""
+
+
+class Steps:
+    """Prints a line for each step, with the time since the beginning."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        """Prints a line."""
+        minutes, seconds = divmod(round(time.monotonic() - self._start), 60)
+        print(f"{minutes:2}:{seconds:02} {text}", flush=True)
+
+
+class Cluster:
+    """A cluster, which runs inside `running()`."""
+
+    def __init__(self, directory: Path, nodes: int = NODES, step: Callable[[str], None] | None = None) -> None:
+        self.step = step or Steps()
+        self.directory = directory
+        self.control = ControlPlane(directory, nodes)
+        group = os.environ[GROUP_VARIABLE]
+        self.nodes = [Node(number, directory / f"node-{number}", group) for number in range(1, nodes + 1)]
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Self]:
+        """Starts the cluster and installs podwire; all nodes are ready when the block begins."""
+        archives = images.write_archives(self.directory)
+        self.step("images are written")
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.control.running())
+            self.step("the control plane answers")
+            for node in self.nodes:
+                stack.enter_context(node.running())
+                node.start_containerd()
+            with ThreadPoolExecutor() as threads:
+                list(threads.map(lambda node: node.import_images(archives, images.aliases()), self.nodes))
+            self.step("containerd has the images")
+            for number, node in enumerate(self.nodes, 1):
+                self.start_daemons(number, node)
+            self._wait("nodes are registered", self._are_registered)
+            self.control.route_to_pods()
+            self.install()
+            yield self
+
+    def start_daemons(self, number: int, node: Node) -> None:
+        """Starts kubelet and kube-proxy of a node."""
+        node.start_kubelet(self.control.kubeconfig(control_plane.node_user(number)))
+        node.start_kube_proxy(self.control.kubeconfig(f"system:{control_plane.PROXY}"))
+
+    def install(self) -> None:
+        """Installs podwire and waits until it runs on all nodes, which are then ready."""
+        self.control.kubectl("apply", "--kustomize", str(manifests.INSTALL))
+        status = ("--namespace=podwire", "rollout", "status", "daemonset/podwire")
+        self.control.kubectl(*status, f"--timeout={_READY_S}s")
+        self.step("podwire is installed")
+        self._wait("nodes are ready", lambda: len(self.ready_nodes()) == len(self.nodes))
+
+    def explain(self) -> None:
+        """Prints how to use the cluster."""
+        print(_USAGE, flush=True)
+
+    def ready_nodes(self) -> list[str]:
+        """Returns the names of the nodes that are ready."""
+        return [
+            node["metadata"]["name"]
+            for node in self.control.objects("nodes")
+            if {"Ready": "True"}.items() <= {one["type"]: one["status"] for one in node["status"]["conditions"]}.items()
+        ]
+
+    def _are_registered(self) -> bool:
+        registered = self.control.objects("nodes")
+        return len(registered) == len(self.nodes) and all("podCIDRs" in node["spec"] for node in registered)
+
+    def _wait(self, what: str, condition: Callable[[], bool]) -> None:
+        assert eventually(condition, within_s=_READY_S), f"{what}: not within {_READY_S} s; logs in {self.directory}"
+        self.step(what)
+
+
+def missing() -> str:
+    """Returns what a cluster lacks, "" if it can start."""
+    needed = {plan.PROGRAMS / "e2e.test": "kubernetes-cluster", agent_image.BASE: "agent-base"}
+    lacking = [f"no {path}: run `make {target}`" for path, target in needed.items() if not path.exists()]
+    return "; ".join(lacking)

@@ -1,0 +1,84 @@
+"""Upstream's tests of the network, [sig-network] of test/e2e, run by ginkgo in parallel.
+
+One rule: what is left out is in left_out.toml, with the reason; everything else runs, and each test has a result.
+"""
+
+import functools
+import re
+import subprocess
+import tempfile
+import tomllib
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.kubernetes import plan
+from tests.kubernetes.cluster import Cluster
+
+FOCUS = r"\[sig-network\]"
+PASSED = "passed"
+_PROGRAM = plan.PROGRAMS / "e2e.test"
+_AT_ONCE = 6  # most tests wait
+_LIMIT_S = 3000
+
+
+@functools.cache
+def left_out() -> dict[str, str]:
+    """Returns the patterns of the tests that do not run, and the reasons."""
+    text = Path(__file__).with_name("left_out.toml").read_text()
+    return {one["pattern"]: one["reason"] for one in tomllib.loads(text)["left_out"]}
+
+
+@functools.cache
+def every_name() -> list[str]:
+    """Returns the names of all tests of the network; none before upstream's tests are built."""
+    if not _PROGRAM.exists():
+        return []
+    with tempfile.TemporaryDirectory() as directory:
+        line = (str(_PROGRAM), "-ginkgo.dryRun", f"-ginkgo.focus={FOCUS}", f"--report-dir={directory}")
+        subprocess.run(line, check=True, capture_output=True, timeout=120)
+        return sorted(name for name, _ in _cases(Path(directory)))
+
+
+def names() -> list[str]:
+    """Returns the names of the tests that run."""
+    return [name for name in every_name() if not reason_to_leave_out(name)]
+
+
+def reason_to_leave_out(name: str) -> str:
+    """Returns why a test does not run, "" if it runs."""
+    return next((reason for pattern, reason in left_out().items() if re.search(pattern, name)), "")
+
+
+def run(cluster: Cluster) -> dict[str, str]:
+    """Runs the tests and returns the outcome of each by name: PASSED, or why it failed."""
+    reports, log = cluster.directory / "e2e", cluster.directory / "e2e.log"
+    reports.mkdir()
+    cluster.step(f"upstream's tests begin, {_AT_ONCE} at once; their output: build/cluster/{log.name}")
+    line = (
+        *(str(plan.PROGRAMS / "ginkgo"), f"--nodes={_AT_ONCE}", "--noColor", f"--focus={FOCUS}"),
+        *(f"--skip={'|'.join(left_out())}", str(_PROGRAM), "--"),
+        *(f"--kubeconfig={cluster.control.admin}", f"--kubectl-path={plan.PROGRAMS / 'kubectl'}"),
+        *("--provider=skeleton", f"--num-nodes={len(cluster.nodes)}", f"--repo-root={plan.PROGRAMS / 'source'}"),
+        *(f"--report-dir={reports}", "--disable-log-dump"),
+    )
+    with log.open("wb") as file:
+        done = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=_LIMIT_S, check=False)
+    outcomes = dict(_cases(reports))
+    passed = list(outcomes.values()).count(PASSED)
+    cluster.step(f"upstream's tests ended with status {done.returncode}: {passed} of {len(outcomes)} passed")
+    return outcomes
+
+
+def conformance(outcomes: Mapping[str, str]) -> list[str]:
+    """Returns the names of the conformance tests."""
+    return [name for name in outcomes if "[Conformance]" in name]
+
+
+def _cases(directory: Path) -> Iterator[tuple[str, str]]:
+    """Yields name and outcome of each test in the reports of a directory that was not skipped."""
+    for path in sorted(directory.glob("junit_*.xml")):
+        for case in ElementTree.parse(path).getroot().iter("testcase"):
+            failure = case.find("failure")
+            if case.find("skipped") is None:
+                yield case.attrib["name"], PASSED if failure is None else (failure.text or "failed").strip()

@@ -1,0 +1,154 @@
+"""A node: a machine of namespaces with containerd, kubelet and kube-proxy, connected to the cluster's link.
+
+One rule: nothing of a node outlives its first process, but its disk, the directory `disk`, and its control groups.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from tests.kubernetes import plan
+from tests.support import machine
+from tests.support.machine import BIN_DIR, CONF_DIR, Host, eventually
+from tests.support.processes import output
+
+PAUSE = "k8s.gcr.io/pause:3.2"
+_SOCKET = "/run/containerd/containerd.sock"
+_UNSHARED = ("--pid", "--ipc", "--uts", "--mount-proc")
+# Kubelet sets these for the whole kernel: each node has copies.
+_SYSCTLS = (
+    *("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"),
+    *("kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"),
+)
+_SETUP = f"""
+set -e
+{machine.DISK}
+for directory in lib/containerd lib/kubelet log; do
+    mkdir -p "/var/$directory" "$SCRATCH/$directory"
+    mount --bind "$SCRATCH/$directory" "/var/$directory"
+done
+mount -t tmpfs podwire /dev/shm
+mkdir -p "$SCRATCH/cgroup" "$SCRATCH/sysctl"
+# A new /sys shows this network namespace; the control groups below it are the kernel's.
+mount --rbind /sys/fs/cgroup "$SCRATCH/cgroup"
+mount -t sysfs podwire /sys
+mount --rbind "$SCRATCH/cgroup" /sys/fs/cgroup
+umount -l "$SCRATCH/cgroup"
+if mountpoint -q /sys/fs/cgroup/unified; then umount -l /sys/fs/cgroup/unified; fi
+for group in /sys/fs/cgroup/*/; do if mountpoint -q "$group"; then mkdir -p "$group/$CGROUP"; fi; done
+for name in {" ".join(_SYSCTLS)}; do
+    copy="$SCRATCH/sysctl/$(basename "$name")"
+    cat "/proc/sys/$name" >"$copy"
+    mount --bind "$copy" "/proc/sys/$name"
+done
+rm -rf /etc/cni /opt/cni /etc/resolv.conf
+mkdir -p {CONF_DIR} {BIN_DIR} /etc/containers
+printf '[network]\ncni_plugin_dirs = ["{BIN_DIR}"]\n' >/etc/containers/containers.conf  # of podman, which the node has
+echo "nameserver $GATEWAY" >/etc/resolv.conf
+hostname "$NAME"
+echo "$ADDRESS $NAME" >>/etc/hosts
+ip link set lo up
+ip address add "$ADDRESS/24" dev eth0
+ip link set eth0 up
+ip route add default via "$GATEWAY"
+mount --make-rshared /  # for volumes, and the namespaces of pods
+"""
+_CONTAINERD = f"""version = 2
+[grpc]
+  address = "{_SOCKET}"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE}"
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{BIN_DIR}"
+    conf_dir = "{CONF_DIR}"
+"""
+
+
+class Node(Host):
+    """A node, which runs inside `running()`; `group` is the control group of the cluster."""
+
+    def __init__(self, number: int, disk: Path, group: str) -> None:
+        self.name, self.address = f"node-{number}", plan.node_address(number)
+        self.disk, self.group, self.pid = disk, f"{group}/{self.name}", 0
+        self._wire = f"wire{number}"
+
+    def nsenter(self, *argv: str) -> list[str]:
+        """Returns the command line that runs a program on the node."""
+        return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--pid", "--ipc", "--uts", "--", *argv]
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Self]:
+        """Boots the node for the duration of the block; it has no daemons yet."""
+        self.disk.mkdir(exist_ok=True)
+        with machine.first_process(*_UNSHARED) as self.pid:
+            peer = ("type", "veth", "peer", "name", "eth0", "netns", str(self.pid))
+            output("ip", "link", "add", self._wire, *peer)
+            output("ip", "link", "set", self._wire, "master", plan.LINK, "up")
+            variables = {"SCRATCH": self.disk, "CGROUP": self.group, "NAME": self.name, "ADDRESS": self.address}
+            env = [f"{key}={value}" for key, value in {**variables, "GATEWAY": plan.GATEWAY}.items()]
+            self.run("env", *env, "sh", "-c", _SETUP)
+            (self.disk / "pid").write_text(str(self.pid))
+            yield self
+
+    def log(self, program: str) -> Path:
+        """Returns the file with the output of a daemon."""
+        return self.disk / f"{program}.log"
+
+    def start_containerd(self) -> None:
+        """Starts containerd and waits until it answers."""
+        self.write(Path("/etc/containerd/config.toml"), _CONTAINERD)
+        self.start("containerd", log=self.log("containerd"))
+        assert eventually(lambda: self.succeeds("ctr", "version"), within_s=60), self.log("containerd").read_text()
+
+    def import_images(self, archives: Sequence[Path], aliases: dict[str, str]) -> None:
+        """Loads images for kubelet; `aliases` are further names, with the image of each."""
+        ctr = ("ctr", "--namespace", "k8s.io", "images")
+        for archive in archives:
+            self.run(*ctr, "import", str(archive))
+        for alias, name in aliases.items():
+            self.run(*ctr, "tag", "--force", name, alias)
+
+    def start_kubelet(self, kubeconfig: str) -> None:
+        """Starts kubelet, which registers the node."""
+        self.write(Path("/etc/kubernetes/kubelet.conf"), kubeconfig)
+        self.write(Path("/etc/kubernetes/kubelet.json"), json.dumps(self._kubelet_settings()))
+        self.start(
+            *(str(plan.PROGRAMS / "kubelet"), "--config=/etc/kubernetes/kubelet.json"),
+            *("--kubeconfig=/etc/kubernetes/kubelet.conf", f"--hostname-override={self.name}"),
+            *("--container-runtime=remote", f"--container-runtime-endpoint=unix://{_SOCKET}"),
+            *(f"--node-ip={self.address}", "--cert-dir=/var/lib/kubelet/pki"),
+            log=self.log("kubelet"),
+        )
+
+    def start_kube_proxy(self, kubeconfig: str, *options: str) -> None:
+        """Starts kube-proxy; the limits of conntrack are the kernel's, not the node's."""
+        self.write(Path("/etc/kubernetes/kube-proxy.conf"), kubeconfig)
+        self.start(
+            *(str(plan.PROGRAMS / "kube-proxy"), "--kubeconfig=/etc/kubernetes/kube-proxy.conf"),
+            *(f"--hostname-override={self.name}", f"--cluster-cidr={plan.POD_CIDR}", "--oom-score-adj=0"),
+            *("--conntrack-max-per-core=0", "--conntrack-min=0", *options),
+            log=self.log("kube-proxy"),
+        )
+
+    def _kubelet_settings(self) -> dict[str, Any]:
+        return {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": f"/{self.group}",
+            "clusterDNS": [plan.DNS],
+            "clusterDomain": "cluster.local",
+            "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+            "failSwapOn": False,
+            "imageGCHighThresholdPercent": 100,
+            "imageMinimumGCAge": "24h",
+            "nodeStatusUpdateFrequency": "5s",
+            "oomScoreAdj": 0,
+            "resolvConf": "/etc/resolv.conf",
+            "volumePluginDir": "/var/lib/kubelet/volumeplugins",
+        }

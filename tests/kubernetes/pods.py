@@ -1,0 +1,30 @@
+"""Objects of the tests: a pod with a server on each node, and Services for them."""
+
+from typing import Any
+
+from tests.kubernetes import images
+
+Object = dict[str, Any]
+PORT, HOST_PORT = 8080, 30080
+
+
+def daemon_set(name: str, *, host_port: int = 0) -> Object:
+    """Returns a DaemonSet whose pods answer HTTP requests on PORT: /hostname, /clientip."""
+    port = {"containerPort": PORT, **({"hostPort": host_port} if host_port else {})}
+    container = {
+        "name": "server",
+        "image": images.AGNHOST,
+        "args": ["netexec", f"--http-port={PORT}"],
+        "ports": [port],
+        "readinessProbe": {"httpGet": {"path": "/healthz", "port": PORT}, "periodSeconds": 1},
+    }
+    labels = {"app": name}
+    pod = {"metadata": {"labels": labels}, "spec": {"containers": [container], "terminationGracePeriodSeconds": 0}}
+    spec = {"selector": {"matchLabels": labels}, "template": pod}
+    return {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": name}, "spec": spec}
+
+
+def service(name: str, **spec: Any) -> Object:
+    """Returns a Service for the pods of the DaemonSet of this name."""
+    body = {"selector": {"app": name}, "ports": [{"port": 80, "targetPort": PORT}], **spec}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": body}
