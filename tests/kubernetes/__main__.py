@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     command = [sys.executable, "-m", __package__, _CHILD]
     if words[:1] == ["--test"]:
         tests = words[1:] or [str(Path(__file__).parent.relative_to(ROOT))]
-        command = [sys.executable, "-m", "pytest", "-svv", "--timeout=0", *tests]
+        command = [sys.executable, "-m", "pytest", "-s", "--timeout=0", *tests]
     with _scratch(), _group() as group, contextlib.suppress(KeyboardInterrupt):
         return _run(command, {GROUP_VARIABLE: group, KEEP_VARIABLE: "1" if keep else ""})
     return 130

@@ -58,16 +58,16 @@ class Cluster:
     @contextlib.contextmanager
     def running(self) -> Iterator[Self]:
         """Starts the cluster and installs podwire; all nodes are ready when the block begins."""
-        archives = images.write_archives(self.directory)
-        self.step("images are written")
-        with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack, ThreadPoolExecutor() as threads:
+            archives = threads.submit(images.write_archives, self.directory)
             stack.enter_context(self.control.running())
             self.step("the control plane answers")
             for node in self.nodes:
                 stack.enter_context(node.running())
                 node.start_containerd()
-            with ThreadPoolExecutor() as threads:
-                list(threads.map(lambda node: node.import_images(archives, images.aliases()), self.nodes))
+            paths = archives.result()
+            self.step("the nodes are booted, and the images written")
+            list(threads.map(lambda node: node.import_images(paths, images.aliases()), self.nodes))
             self.step("containerd has the images")
             for number, node in enumerate(self.nodes, 1):
                 self.start_daemons(number, node)

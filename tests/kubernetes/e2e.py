@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import tomllib
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.kubernetes import plan
@@ -19,7 +19,8 @@ FOCUS = r"\[sig-network\]"
 PASSED = "passed"
 _PROGRAM = plan.PROGRAMS / "e2e.test"
 _AT_ONCE = 6  # most tests wait
-_LIMIT_S = 3000
+_LIMIT = "50m"
+_ENDED = re.compile(r'"msg":"(PASSED|FAILED) \[sig-network\] (.*?)","total"')
 
 
 @functools.cache
@@ -56,18 +57,28 @@ def run(cluster: Cluster) -> dict[str, str]:
     reports.mkdir()
     cluster.step(f"upstream's tests begin, {_AT_ONCE} at once; their output: build/cluster/{log.name}")
     line = (
-        *(str(plan.PROGRAMS / "ginkgo"), f"--nodes={_AT_ONCE}", "--noColor", f"--focus={FOCUS}"),
+        *(str(plan.PROGRAMS / "ginkgo"), f"--nodes={_AT_ONCE}", f"--timeout={_LIMIT}", "--noColor", f"--focus={FOCUS}"),
         *(f"--skip={'|'.join(left_out())}", str(_PROGRAM), "--"),
         *(f"--kubeconfig={cluster.control.admin}", f"--kubectl-path={plan.PROGRAMS / 'kubectl'}"),
         *("--provider=skeleton", f"--num-nodes={len(cluster.nodes)}", f"--repo-root={plan.PROGRAMS / 'source'}"),
         *(f"--report-dir={reports}", "--disable-log-dump"),
     )
-    with log.open("wb") as file:
-        done = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=_LIMIT_S, check=False)
+    status = _watch(line, log, cluster.step)
     outcomes = dict(_cases(reports))
     passed = list(outcomes.values()).count(PASSED)
-    cluster.step(f"upstream's tests ended with status {done.returncode}: {passed} of {len(outcomes)} passed")
+    cluster.step(f"upstream's tests ended with status {status}: {passed} of {len(outcomes)} passed")
     return outcomes
+
+
+def _watch(line: Sequence[str], log: Path, step: Callable[[str], None]) -> int:
+    """Runs ginkgo and prints a line for each test that ends; returns the exit status."""
+    with log.open("wb") as file, subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout
+        for output in process.stdout:
+            file.write(output)
+            if ended := _ENDED.search(output.decode(errors="replace")):
+                step(f"{ended[1].lower()}: {ended[2].strip()}")
+    return process.returncode
 
 
 def conformance(outcomes: Mapping[str, str]) -> list[str]:
