@@ -16,7 +16,7 @@ from tests.support.markdown import DOCS, with_part
 DATA = ROOT / "tests" / "data" / "kubernetes.json"
 PAGE = DOCS / "kubernetes.md"
 _BEGIN, _END = "<!-- results of tests/kubernetes -->\n", "<!-- end of the results -->"
-_GROUP = re.compile(r"\[sig-network\] (\[?\w+\]?(?: API| latency)?)")
+_GROUP = re.compile(r"\[sig-network\] (.+?) +should ")
 
 
 def write(outcomes: Mapping[str, str]) -> None:
@@ -30,14 +30,17 @@ def write(outcomes: Mapping[str, str]) -> None:
 
 def table() -> str:
     """Returns the table of the page: each group of tests with the number that passed."""
-    outcomes: dict[str, str] = json.loads(DATA.read_text())["outcomes"]
+    last_run = json.loads(DATA.read_text())
+    outcomes: dict[str, str] = last_run["outcomes"]
     groups: dict[str, list[str]] = {}
     for name in outcomes:
         match = _GROUP.match(name)
         groups.setdefault(match[1] if match else name, []).append(name)
     rows = [_row(group, names, outcomes) for group, names in sorted(groups.items())]
     total = _row("all", list(outcomes), outcomes)
-    return "\n".join(["| tests | passed | of these conformance |", "|---|---|---|", *rows, total, ""])
+    return "\n".join(
+        [f"| Kubernetes {last_run['kubernetes']} | passed | of these conformance |", "|---|---|---|", *rows, total, ""]
+    )
 
 
 def _row(group: str, names: list[str], outcomes: Mapping[str, str]) -> str:
