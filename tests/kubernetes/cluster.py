@@ -51,9 +51,9 @@ class Cluster:
     def __init__(self, directory: Path, nodes: int = NODES, step: Callable[[str], None] | None = None) -> None:
         self.step = step or Steps()
         self.directory = directory
-        self.control = ControlPlane(directory, nodes)
         group = os.environ[GROUP_VARIABLE]
         self.nodes = [Node(number, directory / f"node-{number}", group) for number in range(1, nodes + 1)]
+        self.control = ControlPlane(directory, [node.name for node in self.nodes])
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Self]:
@@ -69,25 +69,37 @@ class Cluster:
             self.step("the nodes are booted, and the images written")
             list(threads.map(lambda node: node.import_images(paths, images.aliases()), self.nodes))
             self.step("containerd has the images")
-            for number, node in enumerate(self.nodes, 1):
-                self.start_daemons(number, node)
-            self._wait("nodes are registered", self._are_registered)
+            for node in self.nodes:
+                self.start_daemons(node)
+            self.wait("nodes are registered", self._are_registered)
             self.control.route_to_pods()
             self.install()
             yield self
 
-    def start_daemons(self, number: int, node: Node) -> None:
+    def start_daemons(self, node: Node) -> None:
         """Starts kubelet and kube-proxy of a node."""
-        node.start_kubelet(self.control.kubeconfig(control_plane.node_user(number)))
+        self.start_kubelet(node)
+        self.start_kube_proxy(node)
+
+    def start_kubelet(self, node: Node) -> None:
+        """Starts kubelet of a node."""
+        node.start_kubelet(self.control.kubeconfig(control_plane.node_user(node.name)))
+
+    def start_kube_proxy(self, node: Node) -> None:
+        """Starts kube-proxy of a node."""
         node.start_kube_proxy(self.control.kubeconfig(f"system:{control_plane.PROXY}"))
 
-    def install(self) -> None:
+    def install(self, kustomization: Path = manifests.INSTALL) -> None:
         """Installs podwire and waits until it runs on all nodes, which are then ready."""
-        self.control.kubectl("apply", "--kustomize", str(manifests.INSTALL))
+        self.control.kubectl("apply", "--kustomize", str(kustomization))
+        self.wait_for_rollout()
+        self.step("podwire is installed")
+        self.wait("nodes are ready", self.is_ready)
+
+    def wait_for_rollout(self) -> None:
+        """Waits until podwire's agent is ready on all nodes, in the newest version."""
         status = ("--namespace=podwire", "rollout", "status", "daemonset/podwire")
         self.control.kubectl(*status, f"--timeout={_READY_S}s")
-        self.step("podwire is installed")
-        self._wait("nodes are ready", lambda: len(self.ready_nodes()) == len(self.nodes))
 
     def explain(self) -> None:
         """Prints how to use the cluster."""
@@ -101,13 +113,18 @@ class Cluster:
             if {"Ready": "True"}.items() <= {one["type"]: one["status"] for one in node["status"]["conditions"]}.items()
         ]
 
+    def is_ready(self) -> bool:
+        """Returns whether all nodes are ready."""
+        return len(self.ready_nodes()) == len(self.nodes)
+
+    def wait(self, what: str, condition: Callable[[], bool]) -> None:
+        """Waits for a condition and prints its line; AssertionError if it does not become true in time."""
+        assert eventually(condition, within_s=_READY_S), f"{what}: not within {_READY_S} s; logs in {self.directory}"
+        self.step(what)
+
     def _are_registered(self) -> bool:
         registered = self.control.objects("nodes")
         return len(registered) == len(self.nodes) and all("podCIDRs" in node["spec"] for node in registered)
-
-    def _wait(self, what: str, condition: Callable[[], bool]) -> None:
-        assert eventually(condition, within_s=_READY_S), f"{what}: not within {_READY_S} s; logs in {self.directory}"
-        self.step(what)
 
 
 def missing() -> str:

@@ -11,6 +11,12 @@ from tests.kubernetes.cluster import GROUP_VARIABLE, KEEP_VARIABLE, Cluster
 from tests.support import binaries
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Prints a failure at once: with --keep, the cluster can be looked at."""
+    if report.failed:
+        print(f"\n{report.longreprtext}", flush=True)
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A running cluster of three nodes with podwire."""

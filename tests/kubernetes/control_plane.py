@@ -8,7 +8,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,9 +32,9 @@ _PORTS = [{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "p
 class ControlPlane:
     """The control plane, which runs inside `running()`; it writes to `directory`."""
 
-    def __init__(self, directory: Path, nodes: int) -> None:
+    def __init__(self, directory: Path, nodes: Sequence[str]) -> None:
         self.directory = directory
-        users = {ADMIN: "system:masters", **dict.fromkeys(map(node_user, range(1, nodes + 1)), "system:nodes")}
+        users = {ADMIN: "system:masters", **dict.fromkeys(map(node_user, nodes), "system:nodes")}
         users |= {f"system:{part}": "" for part in (CONTROLLER_MANAGER, SCHEDULER, PROXY)}
         tokens = "".join(f"{_token(user)},{user},{user},{group}\n" for user, group in users.items())
         tls = certificates.create(directory, plan.GATEWAY, plan.API)
@@ -123,9 +123,9 @@ class ControlPlane:
         )
 
 
-def node_user(number: int) -> str:
+def node_user(name: str) -> str:
     """Returns the user of a node's kubelet."""
-    return f"system:node:node-{number}"
+    return f"system:node:{name}"
 
 
 def _token(user: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Self
 from tests.kubernetes import plan
 from tests.support import machine
 from tests.support.machine import BIN_DIR, CONF_DIR, Host, eventually
+from tests.support.namespaces import Namespace
 from tests.support.processes import output
 
 PAUSE = "k8s.gcr.io/pause:3.2"
@@ -74,6 +75,7 @@ class Node(Host):
         self.name, self.address = f"node-{number}", plan.node_address(number)
         self.disk, self.group, self.pid = disk, f"{group}/{self.name}", 0
         self._wire = f"wire{number}"
+        self._booted = contextlib.ExitStack()
 
     def nsenter(self, *argv: str) -> list[str]:
         """Returns the command line that runs a program on the node."""
@@ -82,16 +84,28 @@ class Node(Host):
     @contextlib.contextmanager
     def running(self) -> Iterator[Self]:
         """Boots the node for the duration of the block; it has no daemons yet."""
-        self.disk.mkdir(exist_ok=True)
-        with machine.first_process(*_UNSHARED) as self.pid:
-            peer = ("type", "veth", "peer", "name", "eth0", "netns", str(self.pid))
-            output("ip", "link", "add", self._wire, *peer)
-            output("ip", "link", "set", self._wire, "master", plan.LINK, "up")
-            variables = {"SCRATCH": self.disk, "CGROUP": self.group, "NAME": self.name, "ADDRESS": self.address}
-            env = [f"{key}={value}" for key, value in {**variables, "GATEWAY": plan.GATEWAY}.items()]
-            self.run("env", *env, "sh", "-c", _SETUP)
-            (self.disk / "pid").write_text(str(self.pid))
+        self.boot()
+        try:
             yield self
+        finally:
+            self.shut_down()
+
+    def boot(self) -> None:
+        """Starts the node's namespaces, with its disk."""
+        self.disk.mkdir(exist_ok=True)
+        self.pid = self._booted.enter_context(machine.first_process(*_UNSHARED))
+        peer = ("type", "veth", "peer", "name", "eth0", "netns", str(self.pid))
+        output("ip", "link", "add", self._wire, *peer)
+        output("ip", "link", "set", self._wire, "master", plan.LINK, "up")
+        variables = {"SCRATCH": self.disk, "CGROUP": self.group, "NAME": self.name, "ADDRESS": self.address}
+        env = [f"{key}={value}" for key, value in {**variables, "GATEWAY": plan.GATEWAY}.items()]
+        self.run("env", *env, "sh", "-c", _SETUP)
+        (self.disk / "pid").write_text(str(self.pid))
+
+    def shut_down(self) -> None:
+        """Ends all processes of the node at once, as without power, and waits until its links no longer exist."""
+        self._booted.close()
+        assert eventually(lambda: not Path("/sys/class/net", self._wire).exists()), f"{self.name} still runs"
 
     def log(self, program: str) -> Path:
         """Returns the file with the output of a daemon."""
@@ -122,6 +136,17 @@ class Node(Host):
             *(f"--node-ip={self.address}", "--cert-dir=/var/lib/kubelet/pki"),
             log=self.log("kubelet"),
         )
+
+    def kill(self, program: str) -> None:
+        """Kills a daemon of the node, by the name of its program."""
+        self.run("pkill", "--signal", "KILL", "--exact", program)
+        assert eventually(lambda: not self.succeeds("pgrep", "--exact", program)), f"{program} still runs"
+
+    def network_of(self, address: str) -> Namespace:
+        """Returns the network namespace of the pod with an address, for use in the tests' process."""
+        names = self.run("ls", "/run/netns").split()
+        (name,) = (one for one in names if f" {address}/" in self.run("ip", "-netns", one, "address", "show"))
+        return machine.unnamed_namespace(f"/proc/{self.pid}/root/run/netns/{name}")
 
     def start_kube_proxy(self, kubeconfig: str, *options: str) -> None:
         """Starts kube-proxy; the limits of conntrack are the kernel's, not the node's."""
