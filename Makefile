@@ -185,13 +185,13 @@ kubernetes-cluster: kubernetes ## build the other programs of a cluster, upstrea
 	    cp -rl $$built/. $(CLUSTER) 2>/dev/null || cp -r $$built/. $(CLUSTER) || exit 1; \
 	done
 
-cluster: binaries test-root agent-base kubernetes-cluster ## start a Kubernetes of three nodes with podwire, to play with, until Ctrl-C (root; 2 minutes)
+cluster: binaries test-root agent-base kubernetes-cluster ## start a Kubernetes of three nodes with podwire, to play with, until Ctrl-C; MODE=router (root; 2 minutes)
 	@$(call say,cluster)
-	@$(PY) -m tests.kubernetes
+	@$(PY) -m tests.kubernetes $(if $(MODE),--mode $(MODE))
 
-test-kubernetes: binaries test-root agent-base kubernetes-cluster ## run upstream's tests on such a cluster; KEEP=1: it stays until Ctrl-C (root; 40 minutes)
+test-kubernetes: binaries test-root agent-base kubernetes-cluster ## run upstream's tests on such clusters; KEEP=1: the first one stays until Ctrl-C (root; 25 minutes)
 	@$(call say,test-kubernetes)
-	@$(PY) -m tests.kubernetes $(if $(KEEP),--keep) --test
+	@$(PY) -m tests.kubernetes $(if $(KEEP),--keep) --test && $(PY) -m tests.kubernetes --every-mode
 
 agent-base: ## create the Debian root file system of the node agent's image (root; a minute)
 	@[ -e $(AGENT_BASE_STAMP) ] && [ -e $(AGENT_BASE) ] || $(MAKE) --no-print-directory new-agent-base

@@ -4,9 +4,11 @@ One rule: when it ends, however that happens, nothing of the cluster remains.
 
     python -m tests.kubernetes                          # make cluster: until Ctrl-C
     python -m tests.kubernetes --test [PYTEST...]       # make test-kubernetes
-    python -m tests.kubernetes --keep --test [...]      # ... and the cluster stays until Ctrl-C
+    python -m tests.kubernetes --mode router            # another mode of modes.py, also with --test
+    python -m tests.kubernetes --every-mode             # tests of all other modes
 """
 
+import argparse
 import contextlib
 import fcntl
 import os
@@ -18,8 +20,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.kubernetes import plan
+from tests.kubernetes import modes, plan
 from tests.kubernetes.cluster import GROUP_VARIABLE, KEEP_VARIABLE, Cluster, missing
+from tests.kubernetes.modes import MODES
 from tests.support import machine
 from tests.support.binaries import ROOT
 from tests.support.machine import CGROUPS, eventually
@@ -27,6 +30,9 @@ from tests.support.processes import identity
 
 _SCRATCH = ROOT / "build" / "cluster"  # /tmp inside
 _CHILD = "--in-namespaces"
+_TESTS = "tests/kubernetes"
+_SHORT = f"{_TESTS}/test_cluster.py"
+_PYTEST = (sys.executable, "-m", "pytest", "-s", "--timeout=0")
 _ISOLATED = ROOT / "tests" / "runner" / "isolated.sh"
 _ENTER = f"""#!/bin/sh
 # Runs a program in the namespaces of the cluster.
@@ -40,20 +46,30 @@ def main(arguments: Sequence[str]) -> int:
     """Runs a cluster; returns the exit status."""
     if arguments[:1] == [_CHILD]:
         return _play()
+    parser = argparse.ArgumentParser(prog=f"python -m {__package__}")
+    parser.add_argument("--mode", choices=MODES, default=modes.DIRECT)
+    parser.add_argument("--every-mode", action="store_true", help=f"run {_SHORT} in each mode but the first")
+    parser.add_argument("--keep", action="store_true", help="after the tests, until Ctrl-C")
+    parser.add_argument("--test", nargs=argparse.REMAINDER, metavar="PYTEST", help="run tests, by default all")
+    options = parser.parse_args(arguments)
     if problem := "it needs root" if os.geteuid() else missing():
         print(problem, file=sys.stderr)
         return 2
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    keep = "--keep" in arguments
-    words = [word for word in arguments if word != "--keep"]
-    command = [sys.executable, "-m", __package__, _CHILD]
-    if words[:1] == ["--test"]:
-        tests = words[1:] or [str(Path(__file__).parent.relative_to(ROOT))]
-        command = [sys.executable, "-m", "pytest", "-s", "--timeout=0", *tests]
-    with _scratch(), _group() as group, contextlib.suppress(KeyboardInterrupt):
-        return _run(command, {GROUP_VARIABLE: group, KEEP_VARIABLE: "1" if keep else ""})
-    return 130
+    if options.every_mode:
+        others = [mode for mode in MODES if mode != modes.DIRECT]
+        return max([_cluster(mode, [*_PYTEST, _SHORT], keep=False) for mode in others])
+    if options.test is None:
+        return _cluster(options.mode, [sys.executable, "-m", __package__, _CHILD], keep=False)
+    return _cluster(options.mode, [*_PYTEST, *(options.test or [_TESTS])], keep=options.keep)
+
+
+def _cluster(mode: str, command: Sequence[str], *, keep: bool) -> int:
+    """Runs a command in the namespaces of a cluster; returns its exit status."""
+    with _scratch(), _group() as group:
+        print(f"a cluster in the mode {mode}", flush=True)
+        return _run(command, {GROUP_VARIABLE: group, KEEP_VARIABLE: "1" * keep, modes.VARIABLE: mode})
 
 
 def _run(command: Sequence[str], variables: dict[str, str]) -> int:
@@ -111,4 +127,7 @@ def _group() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

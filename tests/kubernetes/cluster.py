@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Self
 
 from pack.release import agent_image
-from tests.kubernetes import control_plane, images, plan
+from tests.kubernetes import control_plane, images, modes, plan
 from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.modes import MODES, Mode
 from tests.kubernetes.node import Node
 from tests.support import manifests
 from tests.support.machine import eventually
 
-NODES = 3
 GROUP_VARIABLE = "PODWIRE_CLUSTER_GROUP"  # the environment variable with the control group of a cluster
 KEEP_VARIABLE = "PODWIRE_CLUSTER_KEEP"  # not empty: the cluster stays after its tests until it is interrupted
 _READY_S = 300
@@ -46,13 +46,14 @@ class Steps:
 
 
 class Cluster:
-    """A cluster, which runs inside `running()`."""
+    """A cluster in the mode of the environment, which runs inside `running()`."""
 
-    def __init__(self, directory: Path, nodes: int = NODES, step: Callable[[str], None] | None = None) -> None:
-        self.step = step or Steps()
+    def __init__(self, directory: Path) -> None:
+        self.step = Steps()
         self.directory = directory
-        group = os.environ[GROUP_VARIABLE]
-        self.nodes = [Node(number, directory / f"node-{number}", group) for number in range(1, nodes + 1)]
+        self.mode = MODES[os.environ.get(modes.VARIABLE) or modes.DIRECT]
+        group, links = os.environ[GROUP_VARIABLE], [plan.LINKS[number] for number in self.mode.links]
+        self.nodes = [Node(number, link, directory / f"node-{number}", group) for number, link in enumerate(links, 1)]
         self.control = ControlPlane(directory, [node.name for node in self.nodes])
 
     @contextlib.contextmanager
@@ -89,9 +90,15 @@ class Cluster:
         """Starts kube-proxy of a node."""
         node.start_kube_proxy(self.control.kubeconfig(f"system:{control_plane.PROXY}"))
 
-    def install(self, kustomization: Path = manifests.INSTALL) -> None:
+    def install(self) -> None:
         """Installs podwire and waits until it runs on all nodes, which are then ready."""
-        self.control.kubectl("apply", "--kustomize", str(kustomization))
+        if self.mode == Mode():
+            self.control.kubectl("apply", "--kustomize", str(manifests.INSTALL))
+        else:
+            self.control.apply(*self.mode.objects())
+        if pools := self.mode.pools():
+            self.control.kubectl("wait", "--for=condition=Established", "crd/ipspaces.podwire.io", "--timeout=60s")
+            self.control.apply(pools)
         self.wait_for_rollout()
         self.step("podwire is installed")
         self.wait("nodes are ready", self.is_ready)

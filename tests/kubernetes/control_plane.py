@@ -44,7 +44,7 @@ class ControlPlane:
     @contextlib.contextmanager
     def running(self) -> Iterator[Self]:
         """Runs all programs inside the block; the API server is ready when it begins."""
-        _create_link()
+        _create_links()
         with self.server.running():
             self.admin.write_text(self.kubeconfig(ADMIN))
             self._start_controllers()
@@ -132,9 +132,13 @@ def _token(user: str) -> str:
     return user.replace(":", "-")
 
 
-def _create_link() -> None:
-    """Creates the link that connects the nodes, with this machine as their gateway."""
-    output("ip", "link", "add", plan.LINK, "type", "bridge")
-    output("ip", "address", "add", f"{plan.GATEWAY}/24", "dev", plan.LINK)
-    output("ip", "link", "set", plan.LINK, "up")
+def _create_links() -> None:
+    """Creates the links of the nodes, with this machine as a router that drops packets from pods, as clouds do."""
+    for link in plan.LINKS:
+        output("ip", "link", "add", link.name, "type", "bridge")
+        output("ip", "address", "add", f"{link.gateway}/24", "dev", link.name)
+        output("ip", "link", "set", link.name, "up")
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+    if (filtered := Path("/proc/sys/net/bridge/bridge-nf-call-iptables")).exists():  # packets within a link
+        filtered.write_text("0")
+    output("iptables", "-A", "FORWARD", "-s", plan.POD_CIDR, "-j", "DROP")

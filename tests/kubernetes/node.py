@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.kubernetes import plan
+from tests.kubernetes.plan import Link
 from tests.support import machine
 from tests.support.machine import BIN_DIR, CONF_DIR, Host, eventually
 from tests.support.namespaces import Namespace
@@ -71,8 +72,8 @@ _CONTAINERD = f"""version = 2
 class Node(Host):
     """A node, which runs inside `running()`; `group` is the control group of the cluster."""
 
-    def __init__(self, number: int, disk: Path, group: str) -> None:
-        self.name, self.address = f"node-{number}", plan.node_address(number)
+    def __init__(self, number: int, link: Link, disk: Path, group: str) -> None:
+        self.name, self.link, self.address = f"node-{number}", link, link.address(number)
         self.disk, self.group, self.pid = disk, f"{group}/{self.name}", 0
         self._wire = f"wire{number}"
         self._booted = contextlib.ExitStack()
@@ -96,9 +97,9 @@ class Node(Host):
         self.pid = self._booted.enter_context(machine.first_process(*_UNSHARED))
         peer = ("type", "veth", "peer", "name", "eth0", "netns", str(self.pid))
         output("ip", "link", "add", self._wire, *peer)
-        output("ip", "link", "set", self._wire, "master", plan.LINK, "up")
+        output("ip", "link", "set", self._wire, "master", self.link.name, "up")
         variables = {"SCRATCH": self.disk, "CGROUP": self.group, "NAME": self.name, "ADDRESS": self.address}
-        env = [f"{key}={value}" for key, value in {**variables, "GATEWAY": plan.GATEWAY}.items()]
+        env = [f"{key}={value}" for key, value in {**variables, "GATEWAY": self.link.gateway}.items()]
         self.run("env", *env, "sh", "-c", _SETUP)
         (self.disk / "pid").write_text(str(self.pid))
 

@@ -1,0 +1,77 @@
+"""The modes of a cluster: how its nodes are connected, and which network podwire makes.
+
+One rule: a mode is a directory of deploy/ with the changes that deploy/README.md names. The first one has none.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.kubernetes import plan
+from tests.support import manifests
+
+Object = dict[str, Any]
+VARIABLE = "PODWIRE_CLUSTER_MODE"  # the environment variable with the name of the mode
+DIRECT = "direct"
+_ONE_LINK = (0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """The link of each node, further arguments of the agent, a change of the network, and the directory of deploy/."""
+
+    links: tuple[int, ...] = _ONE_LINK
+    agent: tuple[str, ...] = ()
+    change: Callable[[Object], Object] = lambda network: network
+    directory: Path = manifests.INSTALL
+
+    def objects(self) -> list[Object]:
+        """Returns the objects of the directory with the mode's changes."""
+        rendered = manifests.render(self.directory)
+        for one in rendered:
+            for container in manifests.containers(one):
+                container["args"] += self.agent
+            if one["kind"] == "ConfigMap":
+                ((file, text),) = one["data"].items()
+                one["data"][file] = json.dumps(self.change(json.loads(text)))
+        return rendered
+
+    def pools(self) -> Object | None:
+        """Returns the pools of addresses, None for podCIDRs; they need the kinds of `objects`."""
+        pools = [{"name": "default", "cidrs": [plan.POD_CIDR]}]
+        space = {"apiVersion": "podwire.io/v1", "kind": "IPSpace", "metadata": {"name": "default"}}
+        return {**space, "spec": {"pools": pools}} if self.directory == manifests.POOLS_INSTALL else None
+
+
+def _backend(name: str) -> Callable[[Object], Object]:
+    """Returns a change to one backend of the packet filter for all plugins."""
+
+    def change(network: Object) -> Object:
+        first, portmap, *rest = network["plugins"]
+        plugins = [{**first, "ipMasqBackend": name}, {**portmap, "backend": name}, *rest]
+        return {**network, "plugins": plugins}
+
+    return change
+
+
+def _ptp(network: Object) -> Object:
+    """Replaces bridge by ptp, which takes the default route from IPAM."""
+    first, *rest = network["plugins"]
+    ptp = {key: first[key] for key in ("mtu", "ipMasq", "ipMasqBackend", "nonMasqueradeCluster")}
+    ipam = {**first["ipam"], "routes": [{"dst": "0.0.0.0/0"}]}
+    return {**network, "plugins": [{"type": "ptp", **ptp, "ipam": ipam}, *rest]}
+
+
+MODES = {
+    DIRECT: Mode(),
+    "router": Mode(links=(0, 1, 2)),  # each node on a link of its own: VXLAN, which the agent chooses
+    "mixed": Mode(links=(0, 0, 1)),
+    "vxlan": Mode(agent=("--routes", "vxlan")),
+    "iptables": Mode(change=_backend("iptables")),
+    "nftables": Mode(change=_backend("nftables")),
+    "ptp": Mode(change=_ptp),
+    # Namespaces have neither a product UUID nor a permanent MAC address.
+    "pools": Mode(directory=manifests.POOLS_INSTALL, agent=("--machine", "$(NODE_NAME)")),
+}
