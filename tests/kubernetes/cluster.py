@@ -52,6 +52,7 @@ class Cluster:
         self.step = Steps()
         self.directory = directory
         self.mode = MODES[os.environ.get(modes.VARIABLE) or modes.DIRECT]
+        self._archives: list[Path] = []
         group, links = os.environ[GROUP_VARIABLE], [plan.LINKS[number] for number in self.mode.links]
         self.nodes = [Node(number, link, directory / f"node-{number}", group) for number, link in enumerate(links, 1)]
         self.control = ControlPlane(directory, [node.name for node in self.nodes])
@@ -60,15 +61,15 @@ class Cluster:
     def running(self) -> Iterator[Self]:
         """Starts the cluster and installs podwire; all nodes are ready when the block begins."""
         with contextlib.ExitStack() as stack, ThreadPoolExecutor() as threads:
-            archives = threads.submit(images.write_archives, self.directory)
+            writing = threads.submit(images.write_archives, self.directory)
             stack.enter_context(self.control.running())
             self.step("the control plane answers")
             for node in self.nodes:
                 stack.enter_context(node.running())
                 node.start_containerd()
-            paths = archives.result()
+            self._archives = writing.result()
             self.step("the nodes are booted, and the images written")
-            list(threads.map(lambda node: node.import_images(paths, images.aliases()), self.nodes))
+            list(threads.map(self.import_images, self.nodes))
             self.step("containerd has the images")
             for node in self.nodes:
                 self.start_daemons(node)
@@ -76,6 +77,10 @@ class Cluster:
             self.control.route_to_pods()
             self.install()
             yield self
+
+    def import_images(self, node: Node) -> None:
+        """Loads the images on a node whose containerd runs."""
+        node.import_images(self._archives, images.aliases())
 
     def start_daemons(self, node: Node) -> None:
         """Starts kubelet and kube-proxy of a node."""

@@ -4,8 +4,11 @@ One rule: no packet is lost, but those of a node that is without power.
 """
 
 import contextlib
+import shutil
 import time
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
+from typing import Any
 
 import pytest
 
@@ -108,12 +111,43 @@ def test_rebooted_node_has_its_pods_again(cluster: Cluster, traffic: Traffic) ->
     assert node.run("/opt/cni/bin/podwire", "doctor").splitlines()[-1] == "0 problems, 0 warnings, 0 notes"
 
 
+def test_replaced_node_has_another_pod_cidr(cluster: Cluster, traffic: Traffic) -> None:
+    """A new machine with a deleted node's name gets another podCIDR: others lose no packet, and reach its pod."""
+    *others, node = cluster.nodes
+    before = _pod_cidr(cluster, node)
+    with traffic.flows(*others):
+        node.shut_down()
+        cluster.control.kubectl("delete", "node", node.name)
+        shutil.rmtree(node.disk)
+        node.boot()
+        node.start_containerd()
+        cluster.import_images(node)
+        cluster.start_daemons(node)
+        cluster.wait("the node is registered again", lambda: _pod_cidr(cluster, node) not in ("", before))
+        pods = ip_network(_pod_cidr(cluster, node))
+        cluster.wait("its pod is new", lambda: ip_address(traffic.addresses().get(node.name, "0.0.0.0")) in pods)
+        cluster.wait_for_rollout()
+    with traffic.flows(others[0], node):
+        pass
+
+
+def _pod_cidr(cluster: Cluster, node: Node) -> str:
+    """Returns the podCIDR of a node, "" while it has none."""
+    cidrs = (one["spec"].get("podCIDR", "") for one in cluster.control.objects("nodes") if _name(one) == node.name)
+    return next(cidrs, "")
+
+
+def _name(one: dict[str, Any]) -> str:
+    name: str = one["metadata"]["name"]
+    return name
+
+
 def _reserved(node: Node) -> list[str]:
     """Returns the addresses that the node's pods have reserved."""
     names = node.run("ls", "/var/lib/cni/networks/podwire").split()
     return [name for name in names if not name.startswith(("last_reserved_ip", "lock"))]
 
 
-def _is_ready(pod: dict[str, object]) -> bool:
-    conditions = pod["status"].get("conditions", ())  # type: ignore[attr-defined]
+def _is_ready(pod: dict[str, Any]) -> bool:
+    conditions = pod["status"].get("conditions", ())
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
