@@ -29,6 +29,7 @@ from tests.support.machine import CGROUPS, eventually
 from tests.support.processes import identity
 
 _SCRATCH = ROOT / "build" / "cluster"  # /tmp inside
+_LOGS = ROOT / "build" / "cluster-logs"
 _CHILD = "--in-namespaces"
 _TESTS = "tests/kubernetes"
 _SHORT = f"{_TESTS}/test_cluster.py"
@@ -69,7 +70,20 @@ def _cluster(mode: str, command: Sequence[str], *, keep: bool) -> int:
     """Runs a command in the namespaces of a cluster; returns its exit status."""
     with _scratch(), _group() as group:
         print(f"a cluster in the mode {mode}", flush=True)
-        return _run(command, {GROUP_VARIABLE: group, KEEP_VARIABLE: "1" * keep, modes.VARIABLE: mode})
+        status = _run(command, {GROUP_VARIABLE: group, KEEP_VARIABLE: "1" * keep, modes.VARIABLE: mode})
+        if status:
+            _save_logs()
+        return status
+
+
+def _save_logs() -> None:
+    """Copies the output of all programs of a failed cluster."""
+    shutil.rmtree(_LOGS, ignore_errors=True)
+    for log in [*_SCRATCH.glob("*.log"), *_SCRATCH.glob("node-*/*.log")]:
+        target = _LOGS / log.relative_to(_SCRATCH)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(log, target)
+        print(f"the output of a program: {target}", flush=True)
 
 
 def _run(command: Sequence[str], variables: dict[str, str]) -> int:

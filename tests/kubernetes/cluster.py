@@ -17,7 +17,7 @@ from tests.kubernetes import control_plane, images, modes, plan
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.modes import MODES, Mode
 from tests.kubernetes.node import Node
-from tests.support import manifests
+from tests.support import binaries, manifests
 from tests.support.machine import eventually
 
 GROUP_VARIABLE = "PODWIRE_CLUSTER_GROUP"  # the environment variable with the control group of a cluster
@@ -131,7 +131,7 @@ class Cluster:
 
     def wait(self, what: str, condition: Callable[[], bool]) -> None:
         """Waits for a condition and prints its line; AssertionError if it does not become true in time."""
-        assert eventually(condition, within_s=_READY_S), f"{what}: not within {_READY_S} s; logs in {self.directory}"
+        assert eventually(condition, within_s=_READY_S), f"{what}: not within {_READY_S} s"
         self.step(what)
 
     def _are_registered(self) -> bool:
@@ -141,6 +141,11 @@ class Cluster:
 
 def missing() -> str:
     """Returns what a cluster lacks, "" if it can start."""
-    needed = {plan.PROGRAMS / "e2e.test": "kubernetes-cluster", agent_image.BASE: "agent-base"}
+    needed = {
+        plan.PROGRAMS / "e2e.test": "kubernetes-cluster",
+        plan.TEST_ROOT / "usr": "test-root",
+        agent_image.BASE: "agent-base",
+        binaries.directory() / "podwire": "binaries",
+    }
     lacking = [f"no {path}: run `make {target}`" for path, target in needed.items() if not path.exists()]
     return "; ".join(lacking)

@@ -138,6 +138,16 @@ class Node(Host):
             log=self.log("kubelet"),
         )
 
+    def start_kube_proxy(self, kubeconfig: str) -> None:
+        """Starts kube-proxy; the limits of conntrack are the kernel's, not the node's."""
+        self.write(Path("/etc/kubernetes/kube-proxy.conf"), kubeconfig)
+        self.start(
+            *(str(plan.PROGRAMS / "kube-proxy"), "--kubeconfig=/etc/kubernetes/kube-proxy.conf"),
+            *(f"--hostname-override={self.name}", f"--cluster-cidr={plan.POD_CIDR}", "--oom-score-adj=0"),
+            *("--conntrack-max-per-core=0", "--conntrack-min=0"),
+            log=self.log("kube-proxy"),
+        )
+
     def kill(self, program: str) -> None:
         """Kills a daemon of the node, by the name of its program."""
         self.run("pkill", "--signal", "KILL", "--exact", program)
@@ -148,16 +158,6 @@ class Node(Host):
         names = self.run("ls", "/run/netns").split()
         (name,) = (one for one in names if f" {address}/" in self.run("ip", "-netns", one, "address", "show"))
         return machine.unnamed_namespace(f"/proc/{self.pid}/root/run/netns/{name}")
-
-    def start_kube_proxy(self, kubeconfig: str, *options: str) -> None:
-        """Starts kube-proxy; the limits of conntrack are the kernel's, not the node's."""
-        self.write(Path("/etc/kubernetes/kube-proxy.conf"), kubeconfig)
-        self.start(
-            *(str(plan.PROGRAMS / "kube-proxy"), "--kubeconfig=/etc/kubernetes/kube-proxy.conf"),
-            *(f"--hostname-override={self.name}", f"--cluster-cidr={plan.POD_CIDR}", "--oom-score-adj=0"),
-            *("--conntrack-max-per-core=0", "--conntrack-min=0", *options),
-            log=self.log("kube-proxy"),
-        )
 
     def _kubelet_settings(self) -> dict[str, Any]:
         return {
