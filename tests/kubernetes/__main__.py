@@ -83,7 +83,7 @@ def _save_logs() -> None:
         target = _LOGS / log.relative_to(_SCRATCH)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(log, target)
-        print(f"the output of a program: {target}", flush=True)
+    print(f"the output of its programs: {_LOGS}", flush=True)
 
 
 def _run(command: Sequence[str], variables: dict[str, str]) -> int:

@@ -106,7 +106,8 @@ class Node(Host):
     def shut_down(self) -> None:
         """Ends all processes of the node at once, as without power, and waits until its links no longer exist."""
         self._booted.close()
-        assert eventually(lambda: not Path("/sys/class/net", self._wire).exists()), f"{self.name} still runs"
+        wire = Path("/sys/class/net", self._wire)
+        assert eventually(lambda: not wire.exists(), within_s=300), f"{self.name} still runs"  # it may have many pods
 
     def log(self, program: str) -> Path:
         """Returns the file with the output of a daemon."""
@@ -158,6 +159,11 @@ class Node(Host):
         names = self.run("ls", "/run/netns").split()
         (name,) = (one for one in names if f" {address}/" in self.run("ip", "-netns", one, "address", "show"))
         return machine.unnamed_namespace(f"/proc/{self.pid}/root/run/netns/{name}")
+
+    def reserved_addresses(self) -> list[str]:
+        """Returns the addresses that host-local has reserved for the node's pods."""
+        names = self.run("ls", "/var/lib/cni/networks/podwire").split()
+        return [name for name in names if not name.startswith(("last_reserved_ip", "lock"))]
 
     def _kubelet_settings(self) -> dict[str, Any]:
         return {

@@ -107,7 +107,8 @@ def test_rebooted_node_has_its_pods_again(cluster: Cluster, traffic: Traffic) ->
         cluster.wait_for_rollout()
     with traffic.flows(others[0], node):
         pass
-    assert eventually(lambda: _reserved(node) == [traffic.addresses()[node.name]]), _reserved(node)
+    eventually(lambda: len(node.reserved_addresses()) == 1)
+    assert node.reserved_addresses() == [traffic.addresses()[node.name]]
     assert node.run("/opt/cni/bin/podwire", "doctor").splitlines()[-1] == "0 problems, 0 warnings, 0 notes"
 
 
@@ -140,12 +141,6 @@ def _pod_cidr(cluster: Cluster, node: Node) -> str:
 def _name(one: dict[str, Any]) -> str:
     name: str = one["metadata"]["name"]
     return name
-
-
-def _reserved(node: Node) -> list[str]:
-    """Returns the addresses that the node's pods have reserved."""
-    names = node.run("ls", "/var/lib/cni/networks/podwire").split()
-    return [name for name in names if not name.startswith(("last_reserved_ip", "lock"))]
 
 
 def _is_ready(pod: dict[str, Any]) -> bool:
