@@ -19,6 +19,7 @@ FOCUS = r"\[sig-network\]"
 PASSED = "passed"
 _PROGRAM = plan.PROGRAMS / "e2e.test"
 _AT_ONCE = 6  # most tests wait
+_ATTEMPTS = 2  # as in Kubernetes' CI: a test of EndpointSlices reads some before the controller has filled them
 _LIMIT = "50m"
 _ENDED = re.compile(r'"msg":"(PASSED|FAILED) \[sig-network\] (.*?)","total"')
 
@@ -58,7 +59,7 @@ def run(cluster: Cluster) -> dict[str, str]:
     cluster.step(f"upstream's tests begin, {_AT_ONCE} at once; their output: build/cluster/{log.name}")
     line = (
         *(str(plan.PROGRAMS / "ginkgo"), f"--nodes={_AT_ONCE}", f"--timeout={_LIMIT}", "--noColor", f"--focus={FOCUS}"),
-        *(f"--skip={'|'.join(left_out())}", str(_PROGRAM), "--"),
+        *(f"--skip={'|'.join(left_out())}", f"--flakeAttempts={_ATTEMPTS}", str(_PROGRAM), "--"),
         *(f"--kubeconfig={cluster.control.admin}", f"--kubectl-path={plan.PROGRAMS / 'kubectl'}"),
         *("--provider=skeleton", f"--num-nodes={len(cluster.nodes)}", f"--repo-root={plan.PROGRAMS / 'source'}"),
         *(f"--report-dir={reports}", "--disable-log-dump"),
