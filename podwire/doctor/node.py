@@ -143,7 +143,7 @@ class CheckedNode(NetworkFacts):
         configured = networks.by_name(self.files)
         further = {
             (one.network_name, one.network.segment): replace(one.network, path=_describe_former(one))
-            for one in attachments.list_cached(self.layers)
+            for one in self.cached
             if one.network and one.may_be_running and (one.layer.source or one.network_name in configured)
         }
         for network in configured.values():
@@ -175,13 +175,18 @@ class CheckedNode(NetworkFacts):
         return tuple(interfaces)
 
     @cached_property
+    def cached(self) -> list[CachedAttachment]:
+        """The attachments in the caches, of all networks."""
+        return attachments.list_cached(self.layers)
+
+    @cached_property
     def known(self) -> tuple[CachedAttachment, ...]:
         """The attachments of `networks` in the cache, without the pods' loopback if no file configures it.
 
         Raises CniError(5) if the cache cannot be read.
         """
         attachments.require_caches(self.layers)
-        cached = attachments.list_cached(self.layers, self.network)
+        cached = (one for one in self.cached if self.network in ("", one.network_name))
         names = {self.network, *self.configured_names}
         return tuple(one for one in cached if one.network_name in names or not one.is_loopback)
 
@@ -230,7 +235,7 @@ class CheckedNode(NetworkFacts):
     @cached_property
     def unread(self) -> tuple[str, ...]:
         """The files of the cache that cannot be read as attachments."""
-        return tuple(attachments.list_unreadable(self.layers, attachments.list_cached(self.layers), self.network))
+        return tuple(attachments.list_unreadable(self.layers, self.cached, self.network))
 
     def unseen(self, network: str) -> tuple[CachedAttachment, ...]:
         """Returns a network's attachments that may be running, but whose namespaces are missing at their paths."""

@@ -159,7 +159,7 @@ def _is_podwire(path: str) -> bool:
 
 
 def _cache(node: CheckedNode) -> Iterator[Finding]:
-    missing_delegates = attachments.describe_missing_delegates(attachments.list_cached(node.layers))
+    missing_delegates = attachments.describe_missing_delegates(node.cached)
     for text in missing_delegates:
         yield UNSEEN.finding("Multus", text, attachments.MISSING_DELEGATES_FIX)
     unread = _unread(node)
