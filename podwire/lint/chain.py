@@ -5,8 +5,9 @@ Plugins run in the order of the list, and each gets the result of those before i
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from cni import versions
 from podwire.lint.entry import PluginEntry
@@ -59,10 +60,17 @@ def _check_supported(item: PluginEntry, version: str) -> None:
             item.error("type", text, f'set "cniVersion" of the network to {plugin.versions[0]} or later')
 
 
+def _programs(item: PluginEntry) -> Iterator[tuple[str, str]]:
+    """Yields the plugins that run for an entry, with the key that names each; flannel runs bridge by default."""
+    yield "type", item.type
+    is_flannel = item.type == "flannel"
+    if is_flannel:
+        yield "delegate.type", str(item.get("delegate.type") or "bridge")
+    yield "ipam.type", item.ipam_type or "host-local" * is_flannel
+
+
 def _check_known(item: PluginEntry, bin_dirs: Sequence[str]) -> None:
-    for path, name in (("type", item.type), ("ipam.type", item.ipam_type)):
-        if not name:
-            continue
+    for path, name in filter(operator.itemgetter(1), _programs(item)):
         likely = "" if name in ALL or (item.plugin and path == "type") else nearest(name, ALL)
         hint = f'did you mean "{likely}"?' if likely else ""
         if "/" in name or "\0" in name:

@@ -117,7 +117,7 @@ def test_drop_in_plugins_are_checked(tmp_path):
 
 
 def test_plugin_that_is_not_installed(tmp_path):
-    """With a directory of plugins, a missing plugin or IPAM plugin is a warning."""
+    """With a directory of plugins, a missing plugin or IPAM plugin is a warning, also of those that flannel runs."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/bridge").touch()
     path = tmp_path / "10-net.conflist"
@@ -125,6 +125,9 @@ def test_plugin_that_is_not_installed(tmp_path):
     page = directory.lint_file(str(path), PLUGINS, (str(tmp_path / "bin"),)).files[0]
     assert [finding.key for finding in page.findings] == ["plugins[0].ipam.type"]
     assert 'no plugin "host-local" in' in page.findings[0].text
+    path.write_text(json.dumps(network({"type": "flannel", "delegate": {"mtu": 1400}})))
+    page = directory.lint_file(str(path), PLUGINS, (str(tmp_path),)).files[0]
+    assert {finding.text.split('"')[1] for finding in page.findings} == {"flannel", "bridge", "host-local"}
 
 
 SAMPLES = sorted(
