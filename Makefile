@@ -44,8 +44,11 @@ TEST_ROOT_PACKAGES = $(BUILD_PACKAGES) systemd man-db openssh-client lintian $(T
 # is a third of a minimal Debian; diffutils is for the installation of the others.
 AGENT_BASE_PACKAGES := base-files base-passwd dpkg dash coreutils diffutils sed grep debianutils libc-bin \
     python3-urllib3 python3-prometheus-client iptables
+AGENT_BASE_SUITES := $(DEBIAN) $(DEBIAN)-updates $(DEBIAN)-security
 AGENT_BASE := build/agent-base.tar
 AGENT_BASE_STAMP = build/.agent-base-$(firstword $(shell echo $(AGENT_BASE_PACKAGES) | cksum))
+# The same for arm64: that of amd64 with the files of the packages for arm64 (pack/release/foreign_base.py).
+AGENT_BASE_ARM64 := build/agent-base-arm64.tar
 # Files that no program of the image reads; the licences stay.
 AGENT_BASE_WITHOUT := /usr/share/doc/* /usr/share/man/* /usr/share/info/* /usr/share/locale/* /usr/share/lintian/* \
     /usr/lib/*/gconv/*
@@ -76,6 +79,9 @@ ARM64_PACKAGES := $(addprefix $(LIBPYTHON)-,dev stdlib minimal) libexpat1-dev zl
 # Separate lists and state: this machine's apt and dpkg need no second architecture.
 ARM64_APT := $(APT) -o APT::Architecture=arm64 -o APT::Architectures=arm64 \
     -o Dir::State=$(CURDIR)/$(ARM64)/apt -o Dir::State::status=/dev/null -o Dir::Cache=$(CURDIR)/$(ARM64)/apt
+# With the suites of the root file system for amd64.
+ARM64_AGENT_APT := $(ARM64_APT) -o Dir::State=$(CURDIR)/$(ARM64)/agent/apt \
+    -o Dir::Etc::sourcelist=$(CURDIR)/$(ARM64)/agent/sources.list -o Dir::Etc::sourceparts=/dev/null
 
 SOURCES := $(sort $(shell find process cni kernel attachment ipam plugins podwire pack/stand_ins -name '*.py'))
 SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.ld pack/*.py)
@@ -84,7 +90,7 @@ SOURCES_STAMP := build/.sources-$(firstword $(shell echo $(SOURCES) | cksum))
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-all test-portable test-second-kernel mutants nightly demo bench bench-quick bench-newest bench-cluster image-tests reproducible clean \
-    needs-build needs-demo needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root agent-base new-agent-base \
+    needs-build needs-demo needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root agent-base new-agent-base agent-base-arm64 new-agent-base-arm64 \
     debian-kernel test-debian-kernel test-debian-kernels needs-debian-kernel newest-reference test-newest-reference test-clients test-deploy test-release test-arm64 test-cluster kubernetes kubernetes-cluster cluster test-kubernetes \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
 
@@ -201,12 +207,23 @@ new-agent-base:
 	@$(call need,mmdebstrap)
 	@$(call say,agent-base)
 	@rm -f build/.agent-base-* $(AGENT_BASE) && mkdir -p build
-	@set -f; sources=$$($(APT_SOURCES) $(DEBIAN) $(DEBIAN)-updates $(DEBIAN)-security) && \
+	@set -f; sources=$$($(APT_SOURCES) $(AGENT_BASE_SUITES)) && \
 	    SOURCE_DATE_EPOCH=1700000000 mmdebstrap --quiet --format=tar --variant=custom --dpkgopt=force-unsafe-io \
 	    $(foreach path,$(AGENT_BASE_WITHOUT),--dpkgopt='path-exclude=$(path)') \
 	    --dpkgopt='path-include=/usr/share/doc/*/copyright' \
 	    --include="$(AGENT_BASE_PACKAGES)" $(DEBIAN) $(AGENT_BASE).new "$$sources" && mv $(AGENT_BASE).new $(AGENT_BASE)
 	@touch $(AGENT_BASE_STAMP)
+
+agent-base-arm64: agent-base venv needs-arm64 ## create the same root file system for 64-bit ARM (half a minute)
+	@[ $(AGENT_BASE_ARM64) -nt $(AGENT_BASE) ] || $(MAKE) --no-print-directory new-agent-base-arm64
+
+new-agent-base-arm64:
+	@$(call say,agent-base-arm64)
+	@rm -rf $(ARM64)/agent && mkdir -p $(ARM64)/agent && $(APT_SOURCES) $(AGENT_BASE_SUITES) >$(ARM64)/agent/sources.list
+	@apt-get $(ARM64_AGENT_APT) update && packages=$$(tar -xOf $(AGENT_BASE) ./var/lib/dpkg/status | \
+	    awk -v RS= '/\nArchitecture: amd64\n/ { print $$2 }') && \
+	    cd $(ARM64)/agent && apt-get $(ARM64_AGENT_APT) download $$packages
+	@$(PY) -m pack.release.foreign_base $(AGENT_BASE) $(ARM64)/agent $(AGENT_BASE_ARM64)
 
 test-portable: needs-test ## run the specification suite on the portable variant (10 minutes: it starts slowly)
 	@$(call say,test-portable)

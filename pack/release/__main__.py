@@ -18,8 +18,6 @@ from pack.build import ROOT
 from pack.release import agent_deb, agent_image, apt_index, deb, oci, product, provenance, sbom, tgz
 from pack.release.product import BUILT, TOOL, Product
 
-AGENT_MACHINE = "amd64"
-
 
 def main() -> int:
     """Creates a release for every machine with built executables; returns the exit status."""
@@ -57,15 +55,13 @@ def _format_size(size: int) -> str:
 
 
 def _agent(products: Sequence[Product], out: Path) -> list[Path]:
-    """Packs the node agent, which is for amd64; returns the files."""
-    artefacts = []
-    for one in (one for one in products if one.machine == AGENT_MACHINE):
-        artefacts.append(agent_deb.write(one, out))
-        if agent_image.BASE.exists():
-            artefacts += agent_image.write(one, out)
-        else:
-            print(f"No image of the agent, because {agent_image.BASE} is missing: `make agent-base`.", file=sys.stderr)
-    return artefacts
+    """Packs the node agent; returns the files. Its image is for the machines whose Debian was created."""
+    artefacts = [agent_deb.write(one, out) for one in products]
+    bases = agent_image.BASES
+    for one in (one for one in products if not bases[one.machine].exists()):
+        print(f"No image of the agent for {one.machine}, because {bases[one.machine]} is missing.", file=sys.stderr)
+    in_image = [one for one in products if bases[one.machine].exists()]
+    return artefacts + (agent_image.write(in_image, out) if in_image else [])
 
 
 if __name__ == "__main__":

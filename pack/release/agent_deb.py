@@ -66,7 +66,7 @@ def write(product: Product, directory: Path) -> Path:
 
 
 def _fill(product: Product, tree: Path) -> None:
-    for name, content in agent_files.modules().items():
+    for name, content in agent_files.modules(product.machine).items():
         put(tree / agent_files.DIRECTORY / name, content)
     put(tree / agent_files.PROGRAM, agent_files.program(), mode=0o755)
     systemd = ROOT / "deploy" / "systemd"

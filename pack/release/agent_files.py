@@ -10,11 +10,11 @@ import json
 import py_compile
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from pack import target
 from pack.build import ROOT
 
 DIRECTORY = "usr/lib/podwire-agent"
@@ -22,6 +22,8 @@ PROGRAM = "usr/sbin/podwire-agent"
 # Debian 12 has an older pyroute2, without what kernel/codec.py uses.
 VENDORED = ("pyroute2",)
 _ROOMS = ("agent", "attachment", "cni", "ipam", "kernel", "process")
+# The packages of Python for arm64, which `make arm64` unpacks.
+_SYSROOT = ROOT / "build" / "arm64" / "sysroot"
 _EXTENSION = ("_podwire.c", "_netlink.c", "_background.c")
 _IMPORTED = """\
 import agent.main, json, sys
@@ -45,29 +47,37 @@ def program() -> bytes:
     return _START.encode()
 
 
-def modules() -> dict[str, bytes]:
-    """Returns the content of the modules and of the extension, by their path below DIRECTORY."""
+def modules(machine: str) -> dict[str, bytes]:
+    """Returns the content of the modules and of the extension for a machine, by their path below DIRECTORY."""
     packed = (*_ROOMS, *VENDORED)
     files = {path: Path(file).read_bytes() for path, file in _imported().items() if path.split("/")[0] in packed}
     # kernel/codec.py replaces the package by an empty one, so that it imports three of its modules, not 350.
     files |= {f"{name}/__init__.py": b"" for name in VENDORED}
-    return {**dict(sorted(files.items())), f"_podwire{sysconfig.get_config_var('EXT_SUFFIX')}": _extension()}
+    platform = target.arm64(_SYSROOT) if machine == "arm64" else target.native()
+    extension = f"_podwire.{sys.implementation.cache_tag}-{platform.machine}-linux-gnu.so"
+    return {**dict(sorted(files.items())), extension: _extension(platform)}
 
 
 def bytecode(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """Returns compiled modules, by their path below DIRECTORY, for an image whose files never change."""
-    compiled = {}
+    compiled_files = {}
+    for name, content in files.items():
+        if name.endswith(".py"):
+            parent, _, stem = name.removesuffix(".py").rpartition("/")
+            path = f"{parent}/__pycache__/{stem}.{sys.implementation.cache_tag}.pyc"
+            compiled_files[path] = compiled(content, f"/{DIRECTORY}/{name}", checked=False)
+    return compiled_files
+
+
+def compiled(source: bytes, shown: str, *, checked: bool) -> bytes:
+    """Returns a compiled module; `shown` is its path in tracebacks. `checked`: Python compares it with its source."""
+    modes = py_compile.PycInvalidationMode
+    mode = modes.CHECKED_HASH if checked else modes.UNCHECKED_HASH
     with tempfile.TemporaryDirectory() as directory:
-        source, target = Path(directory, "source.py"), Path(directory, "compiled.pyc")
-        for name, content in files.items():
-            if name.endswith(".py"):
-                source.write_bytes(content)
-                mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-                shown = f"/{DIRECTORY}/{name}"
-                py_compile.compile(str(source), str(target), shown, doraise=True, invalidation_mode=mode)
-                parent, _, stem = name.removesuffix(".py").rpartition("/")
-                compiled[f"{parent}/__pycache__/{stem}.{sys.implementation.cache_tag}.pyc"] = target.read_bytes()
-    return compiled
+        file, target = Path(directory, "source.py"), Path(directory, "compiled.pyc")
+        file.write_bytes(source)
+        py_compile.compile(str(file), str(target), shown, doraise=True, invalidation_mode=mode)
+        return target.read_bytes()
 
 
 def _imported() -> dict[str, str]:
@@ -84,12 +94,12 @@ def _imported() -> dict[str, str]:
     return paths
 
 
-def _extension() -> bytes:
-    """Compiles kernel/_podwire.c and its companions for this Python, without paths of this machine in the file."""
+def _extension(platform: target.Target) -> bytes:
+    """Compiles kernel/_podwire.c and its companions for a Python, without paths of this machine in the file."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory, "_podwire.so")
         options = ["-shared", "-fPIC", "-O2", "-DNDEBUG", "-fstack-protector-strong", "-D_FORTIFY_SOURCE=2", "-s"]
-        options += ["-Wl,-z,relro,-z,now", "-Wl,--build-id=sha1", f"-I{sysconfig.get_path('include')}"]
+        options += ["-Wl,-z,relro,-z,now", "-Wl,--build-id=sha1", *(f"-I{one}" for one in platform.includes)]
         sources = [f"kernel/{name}" for name in _EXTENSION]
-        subprocess.run(["gcc", *options, "-o", out, *sources], cwd=ROOT, check=True)
+        subprocess.run([f"{platform.tools}gcc", *options, "-o", out, *sources], cwd=ROOT, check=True)
         return out.read_bytes()

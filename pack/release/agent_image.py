@@ -1,7 +1,7 @@
 """The image of the node agent: a small Debian with Python, the plugins' executable, and the agent.
 
-One rule: the same packages of Debian, executable and SOURCE_DATE_EPOCH give the same bytes. `make agent-base` installs
-the packages in their current versions, which the bill of materials lists.
+One rule: the same packages of Debian, executables and SOURCE_DATE_EPOCH give the same bytes. `make agent-base` installs
+the packages in their current versions, which the bill of materials of each machine lists.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from pack.build import ROOT
@@ -18,7 +19,8 @@ from pack.release.archive import Member, repack, tar
 from pack.release.oci import Image, licence_members, write_layout
 from pack.release.product import AGENT_SUMMARY, LICENSE, TOOL, Product
 
-BASE = ROOT / "build" / "agent-base.tar"
+# By machine; `make agent-base` and `make agent-base-arm64` create them.
+BASES = {"amd64": ROOT / "build" / "agent-base.tar", "arm64": ROOT / "build" / "agent-base-arm64.tar"}
 _NAME = "podwire-agent"
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/podwire"
 _STATUS = "./var/lib/dpkg/status"
@@ -27,20 +29,30 @@ _INSTALLATION = ("var/log/", "var/cache/", "var/lib/apt/", "etc/apt/", "etc/dpkg
 _INSTALLATION_FILES = ("var/lib/dpkg/status-old", "var/lib/dpkg/lock", "var/lib/dpkg/lock-frontend", "etc/resolv.conf")
 
 
-def write(product: Product, directory: Path) -> list[Path]:
-    """Writes podwire-agent-<version>-oci.tar and its bill of materials; returns both."""
-    base = BASE.read_bytes()
+def write(products: Sequence[Product], directory: Path) -> list[Path]:
+    """Writes podwire-agent-<version>-oci.tar for all products, and a bill of materials for each; returns the files."""
+    bases = [BASES[product.machine].read_bytes() for product in products]
+    image = directory / f"{_NAME}-{products[0].version}-oci.tar"
+    images = [_image(product, base) for product, base in zip(products, bases, strict=True)]
+    write_layout(image, _NAME, images, products[0])
+    sha256 = hashlib.sha256(image.read_bytes()).hexdigest()
+    bills = [_write_bill(product, base, sha256, directory) for product, base in zip(products, bases, strict=True)]
+    return [image, *bills]
+
+
+def _image(product: Product, base: bytes) -> Image:
     layers = (repack(base, product.epoch_s, without=_is_of_installation), _program(product), _agent(product))
     labels = {"title": _NAME, "description": AGENT_SUMMARY, "version": product.version, "licenses": LICENSE}
-    image = directory / f"{_NAME}-{product.version}-oci.tar"
-    entrypoint = f"/{agent_files.PROGRAM}"
-    write_layout(image, _NAME, [Image(product.machine, layers, entrypoint, labels, (_PATH,))], product)
-    bill = directory / f"{_NAME}-{product.version}-oci.cdx.json"
+    return Image(product.machine, layers, f"/{agent_files.PROGRAM}", labels, (_PATH,))
+
+
+def _write_bill(product: Product, base: bytes, sha256: str, directory: Path) -> Path:
+    bill = directory / f"{_NAME}-{product.version}-linux-{product.machine}.cdx.json"
     parts = [*map(sbom.library, agent_files.VENDORED), *sbom.components(product.machine)]
     parts = [*{part.purl: part for part in [*parts, *sbom.debian_components(_status(base))]}.values()]
-    document = sbom.agent_document(product, hashlib.sha256(image.read_bytes()).hexdigest(), parts)
+    document = sbom.agent_document(product, sha256, parts)
     bill.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
-    return [image, bill]
+    return bill
 
 
 def _program(product: Product) -> bytes:
@@ -49,7 +61,7 @@ def _program(product: Product) -> bytes:
 
 
 def _agent(product: Product) -> bytes:
-    modules = agent_files.modules()
+    modules = agent_files.modules(product.machine)
     files = dict(sorted((modules | agent_files.bytecode(modules)).items()))
     members = [Member(f"{agent_files.DIRECTORY}/{name}", content) for name, content in files.items()]
     members.append(Member(agent_files.PROGRAM, agent_files.program(), executable=True))

@@ -18,10 +18,10 @@ from tests.support.processes import output
 @pytest.fixture(scope="session")
 def packed_image(bin_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The agent's image with the built executable."""
-    if not packed.BASE.exists():
-        binaries.skip_or_fail(f"{packed.BASE} is missing: run `make agent-base`")
+    if not packed.BASES["amd64"].exists():
+        binaries.skip_or_fail(f"{packed.BASES['amd64']} is missing: run `make agent-base`")
     directory = tmp_path_factory.mktemp("image")
-    layout, _ = packed.write(Product(product.version(), 1_780_000_000, "amd64", bin_dir), directory)
+    layout, _ = packed.write([Product(product.version(), 1_780_000_000, "amd64", bin_dir)], directory)
     return layout
 
 

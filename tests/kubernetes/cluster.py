@@ -144,7 +144,7 @@ def missing() -> str:
     needed = {
         plan.PROGRAMS / "e2e.test": "kubernetes-cluster",
         plan.TEST_ROOT / "usr": "test-root",
-        agent_image.BASE: "agent-base",
+        agent_image.BASES["amd64"]: "agent-base",
         binaries.directory() / "podwire": "binaries",
     }
     lacking = [f"no {path}: run `make {target}`" for path, target in needed.items() if not path.exists()]

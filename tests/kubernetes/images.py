@@ -42,7 +42,7 @@ def write_archives(directory: Path) -> list[Path]:
     images.write_archive(paths[1], BUSYBOX, ("sh",))
     images.write_archive(paths[2], AGNHOST, ("pause",), layers=(debian, agnhost), entrypoint=("/agnhost",))
     built = Product(_VERSION, 1_780_000_000, "amd64", binaries.directory())
-    layout, _ = agent_image.write(built, directory)
+    layout, _ = agent_image.write([built], directory)
     return [*paths, layout]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pack.release.agent_image import BASE
+from pack.release.agent_image import BASES
 from pack.release.product import BUILT
 from tests.release import roots
 from tests.release.roots import Root
@@ -46,6 +46,11 @@ class Release:
         return {path.name: path.read_bytes() for path in self.directory.iterdir()}
 
 
+def built() -> list[str]:
+    """Returns the machines for which the executables are built."""
+    return [machine for machine, path in BUILT.items() if (path / "podwire").exists()]
+
+
 def pack(directory: Path, env: Mapping[str, str] | None = None, umask: int = 0o022) -> Release:
     """Packs a release into a directory."""
     variables = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH_S), "PYTHONPATH": str(ROOT), **(env or {})}
@@ -62,8 +67,9 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
     """A release of the files in dist/; tests do not change it."""
     if not (BUILT["amd64"] / "podwire").exists():
         pytest.fail(binaries.explain_missing() or "run `make binaries`", pytrace=False)
-    if not BASE.exists():
-        pytest.fail(f"{BASE} is missing: run `make agent-base`", pytrace=False)
+    for machine in built():
+        if not BASES[machine].exists():
+            pytest.fail(f"{BASES[machine]} is missing: run `make agent-base agent-base-arm64`", pytrace=False)
     return pack(tmp_path_factory.mktemp("release") / "out")
 
 

@@ -1,13 +1,16 @@
 """The node agent's package and image: installed on Debian, started, removed; run with a read-only root."""
 
+import importlib.util
+import io
 import json
 import shutil
 import subprocess
+import tarfile
 
 import pytest
 
 from pack.release.agent_files import DIRECTORY
-from pack.release.agent_image import BASE
+from pack.release.agent_image import BASES
 from tests.release import roots
 from tests.support import agent_image, binaries
 
@@ -18,7 +21,7 @@ NO_SERVER = ("podwire-agent", "--node-name", "worker-1", "--run-dir", "/run/podw
 @pytest.fixture
 def debian(root, tmp_path):
     """A Debian with Python, the libraries that the package depends on, and nothing of podwire."""
-    with roots.unpacked(tmp_path / "debian", [BASE]) as system:
+    with roots.unpacked(tmp_path / "debian", [BASES["amd64"]]) as system:
         for file in (system.path / "etc/dpkg/dpkg.cfg.d").iterdir():
             file.unlink()  # it omits documentation
         yield system
@@ -66,11 +69,13 @@ def test_package_needs_the_same_version_of_the_plugins(debian, release):
         debian.install(release.one("podwire-agent_*_amd64.deb"))
 
 
-def test_package_contains_only_what_the_agent_imports(release, tmp_path):
+@pytest.mark.parametrize(("machine", "gnu"), [("amd64", "x86_64"), ("arm64", "aarch64")])
+def test_package_contains_only_what_the_agent_imports(release, tmp_path, machine, gnu):
     """The package has the agent's rooms, three modules of pyroute2, and no module of the tool or of a plugin."""
-    subprocess.run(["dpkg-deb", "--extract", release.one("podwire-agent_*.deb"), tmp_path], check=True)
+    package = release.one(f"podwire-agent_*_{machine}.deb")
+    subprocess.run(["dpkg-deb", "--extract", package, tmp_path], check=True)
     tops = {path.name for path in (tmp_path / DIRECTORY).iterdir()}
-    extension = "_podwire.cpython-311-x86_64-linux-gnu.so"
+    extension = f"_podwire.cpython-311-{gnu}-linux-gnu.so"
     assert tops == {extension, "agent", "attachment", "cni", "ipam", "kernel", "process", "pyroute2"}
     vendored = {
         str(path.relative_to(tmp_path / DIRECTORY)) for path in (tmp_path / DIRECTORY / "pyroute2").rglob("*.py")
@@ -112,3 +117,37 @@ def test_image_has_compiled_modules(image):
     assert f"matches /{DIRECTORY}/agent/main.py" in lines
     assert [line for line in lines.splitlines() if line.startswith("# wrote")] == []
     assert [line for line in lines.splitlines() if "code object from" in line and ".pyc'" not in line] == []
+
+
+def test_images_have_the_same_files(release, tmp_path):
+    """The image for arm64 has the files of amd64's, with the same owners and modes; only glibc's loader differs."""
+    amd64, arm64 = (members(release, tmp_path, machine) for machine in ("amd64", "arm64"))
+    differing = {path for path in amd64.keys() | arm64.keys() if amd64.get(path) != arm64.get(path)}
+    loaders = {"lib/GNU/ld-linux-x86-64.so.2", "lib64/ld-linux-x86-64.so.2", "lib/GNU/ld-linux-aarch64.so.1"}
+    assert differing == {*loaders, "lib/ld-linux-aarch64.so.1", "lib64", "lib/GNU/libmvec.so.1", "usr/bin/ld.so"}
+
+
+def members(release, tmp_path, machine):
+    """Returns type, mode, owner and target of each member of an image's layers, with one name for all machines."""
+    _, layers = agent_image.read_image(release.one("podwire-agent-*-oci.tar"), machine)
+    names = {"amd64": "x86_64", "arm64": "aarch64"}
+    types = {}
+    for layer in layers:
+        with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
+            for one in archive:
+                path, target = (
+                    text.replace(f"{names[machine]}-linux-gnu", "GNU").replace(f":{machine}.", ":DEBIAN.")
+                    for text in (one.name, one.linkname)
+                )
+                types[path] = (one.type, one.mode, one.uid, one.gid, target)
+    return types
+
+
+def test_compiled_modules_for_arm64_are_current(release, tmp_path):
+    """Python accepts each compiled module of the image for arm64: its hash is that of the source beside it."""
+    agent_image.unpack(release.one("podwire-agent-*-oci.tar"), tmp_path, "arm64")
+    compiled = [*tmp_path.glob("usr/lib/python3*/**/*.pyc"), *tmp_path.glob(f"{DIRECTORY}/**/*.pyc")]
+    assert len(compiled) > 700
+    for path in compiled:
+        source = path.parent.parent / path.name.replace(".cpython-311.pyc", ".py")
+        assert path.read_bytes()[8:16] == importlib.util.source_hash(source.read_bytes()), path

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pack.release.agent_image import BASE
+from pack.release.agent_image import BASES
 from tests.support import certificates, systemd_machine
 from tests.support.kubernetes_double import NODES, KubernetesDouble
 from tests.support.machine import eventually
@@ -40,9 +40,10 @@ def machine(root, release, tmp_path) -> Iterator[Machine]:
         booted.network.ip("address", "add", f"{NODE_IP}/24", "dev", "eth0")
         for name in ("eth0", "wire0"):
             booted.network.ip("link", "set", name, "up")
-        for path in (release.one("podwire_*_amd64.deb"), release.one("podwire-agent_*_amd64.deb"), BASE):
+        base = BASES["amd64"]
+        for path in (release.one("podwire_*_amd64.deb"), release.one("podwire-agent_*_amd64.deb"), base):
             shutil.copy(path, booted.root / "tmp" / path.name)
-        booted.run("tar", "-xf", f"/tmp/{BASE.name}", "-C", "/", f"./{LIBRARIES}")  # the test root lacks a library
+        booted.run("tar", "-xf", f"/tmp/{base.name}", "-C", "/", f"./{LIBRARIES}")  # the test root lacks a library
         install(booted)
         with booted.network.entered():
             server = KubernetesDouble(tmp_path)

@@ -63,7 +63,7 @@ def test_all() -> list[Part]:
     """Returns the parts of `make test-all`: every test, those of tests/hard with some of their cases."""
     return _then_alone(
         *(_make("test-root"), _make("binaries", "venv"), _kubernetes(), _make("agent-base")),
-        _make("build-arm64", "venv", targets=("arm64", "arm64-machine")),
+        _make("build-arm64", "venv", "agent-base", targets=("arm64", "arm64-machine", "agent-base-arm64")),
         *check(),
         *(_first_kernel(share, _FIRST_KERNEL) for share in range(_FIRST_KERNEL)),
         _pytest("spec", ["tests/spec"], reports=KERNELS),
