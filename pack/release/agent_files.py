@@ -2,6 +2,8 @@
 
 One rule: a module is packed because the agent imports it. All imports are at the top of modules (CONTRIBUTING.md), so
 that importing `agent.main` shows them.
+
+    python -m pack.release.agent_files        cross-compiles the extension for arm64, for `make arm64`
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ PROGRAM = "usr/sbin/podwire-agent"
 # Debian 12 has an older pyroute2, without what kernel/codec.py uses.
 VENDORED = ("pyroute2",)
 _ROOMS = ("agent", "attachment", "cni", "ipam", "kernel", "process")
-# The packages of Python for arm64, which `make arm64` unpacks.
-_SYSROOT = ROOT / "build" / "arm64" / "sysroot"
+_ARM64 = ROOT / "build" / "arm64"
+_EXTENSION_ARM64 = _ARM64 / "_podwire.so"
 _EXTENSION = ("_podwire.c", "_netlink.c", "_background.c")
 _IMPORTED = """\
 import agent.main, json, sys
@@ -53,9 +55,10 @@ def modules(machine: str) -> dict[str, bytes]:
     files = {path: Path(file).read_bytes() for path, file in _imported().items() if path.split("/")[0] in packed}
     # kernel/codec.py replaces the package by an empty one, so that it imports three of its modules, not 350.
     files |= {f"{name}/__init__.py": b"" for name in VENDORED}
-    platform = target.arm64(_SYSROOT) if machine == "arm64" else target.native()
-    extension = f"_podwire.{sys.implementation.cache_tag}-{platform.machine}-linux-gnu.so"
-    return {**dict(sorted(files.items())), extension: _extension(platform)}
+    extension = _EXTENSION_ARM64.read_bytes() if machine == "arm64" else _extension(target.native())
+    gnu = {"amd64": "x86_64", "arm64": "aarch64"}[machine]
+    name = f"_podwire.{sys.implementation.cache_tag}-{gnu}-linux-gnu.so"
+    return {**dict(sorted(files.items())), name: extension}
 
 
 def bytecode(files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -103,3 +106,7 @@ def _extension(platform: target.Target) -> bytes:
         sources = [f"kernel/{name}" for name in _EXTENSION]
         subprocess.run([f"{platform.tools}gcc", *options, "-o", out, *sources], cwd=ROOT, check=True)
         return out.read_bytes()
+
+
+if __name__ == "__main__":
+    _EXTENSION_ARM64.write_bytes(_extension(target.arm64(_ARM64 / "sysroot")))

@@ -96,8 +96,13 @@ def outcomes(tmp_path_factory) -> dict[str, Outcome]:
     if not PROGRAM.is_file():
         pytest.fail(f"no {PROGRAM}: run `make arm64`", pytrace=False)
     console = arm64_machine.boot(tmp_path_factory.mktemp("machine"), SCRIPT, {"podwire": PROGRAM.read_bytes()})
-    sections = re.findall(r"^@ (\S+)\n(.*?)^@ \1 = (\d+)$", console, re.MULTILINE | re.DOTALL)
-    return {name: Outcome(int(status), text) for name, text, status in sections}
+    return sections(console)
+
+
+def sections(console: str) -> dict[str, Outcome]:
+    """Returns the outcome of each command that `run` of the script has printed, by its name."""
+    printed = re.findall(r"^@ (\S+)\n(.*?)^@ \1 = (\d+)$", console, re.MULTILINE | re.DOTALL)
+    return {name: Outcome(int(status), text) for name, text, status in printed}
 
 
 def test_every_verb_of_every_plugin_succeeds(outcomes):
