@@ -91,6 +91,7 @@ SOURCES_STAMP := build/.sources-$(firstword $(shell echo $(SOURCES) | cksum))
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-all test-portable test-second-kernel mutants nightly demo bench bench-quick bench-newest bench-cluster image-tests reproducible clean \
     needs-build needs-demo needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root agent-base new-agent-base agent-base-arm64 new-agent-base-arm64 \
+    agent-base-if-possible agent-base-arm64-if-possible \
     debian-kernel test-debian-kernel test-debian-kernels needs-debian-kernel newest-reference test-newest-reference test-clients test-deploy test-release test-arm64 test-cluster kubernetes kubernetes-cluster cluster test-kubernetes \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
 
@@ -126,7 +127,7 @@ dist/pyinstaller/bin/podwire: $(SOURCES) $(SOURCES_STAMP) $(VENV)/.made | needs-
 	@$(call say,binaries)
 	@$(PY) -m pack.portable
 
-arm64: dist/arm64/bin/podwire ## cross-build the executables for 64-bit ARM: dist/arm64/bin (5 minutes)
+arm64: dist/arm64/bin/podwire $(ARM64)/_podwire.so ## cross-build the executables for 64-bit ARM: dist/arm64/bin (5 minutes)
 
 dist/arm64/bin/podwire: $(SOURCES) $(SOURCES_STAMP) $(VENV)/.made $(ARM64)/sysroot/.made | needs-build needs-arm64
 	@$(call say,arm64)
@@ -219,7 +220,7 @@ agent-base-arm64: agent-base venv needs-arm64 ## create the same root file syste
 
 new-agent-base-arm64:
 	@$(call say,agent-base-arm64)
-	@rm -rf $(ARM64)/agent && mkdir -p $(ARM64)/agent && $(APT_SOURCES) $(AGENT_BASE_SUITES) >$(ARM64)/agent/sources.list
+	@rm -rf $(AGENT_BASE_ARM64) $(ARM64)/agent && mkdir -p $(ARM64)/agent && $(APT_SOURCES) $(AGENT_BASE_SUITES) >$(ARM64)/agent/sources.list
 	@apt-get $(ARM64_AGENT_APT) update && packages=$$(tar -xOf $(AGENT_BASE) ./var/lib/dpkg/status | \
 	    awk -v RS= '/\nArchitecture: amd64\n/ { print $$2 }') && \
 	    cd $(ARM64)/agent && apt-get $(ARM64_AGENT_APT) download $$packages
@@ -319,12 +320,18 @@ reproducible: venv ## build twice, in two directories, and compare the files (3 
 	@$(call say,reproducible)
 	PYTHONHASHSEED=0 $(PY) -m pack.reproducible
 
-# The executables for arm64 are included if they were built before; outdated ones are built again. The node agent's image
-# needs packages from Debian's archive; without them the rest is packed.
-release: binaries $(if $(wildcard dist/arm64/bin/podwire),arm64) ## pack the executables for publication: dist/release (a minute)
+# Without the cross compiler everything is for amd64 only, and without packages from Debian's archive there is no image of
+# the node agent: the rest is packed. Half of a build for arm64 is one emulated program, which leaves a processor.
+release: venv ## build and pack everything for amd64 and 64-bit ARM, for publication: dist/release (root; 8 minutes, then one)
 	@$(call say,release)
-	-@$(MAKE) --no-print-directory agent-base
+	@if $(MAKE) --no-print-directory needs-arm64; then parts="arm64 agent-base-arm64-if-possible"; else \
+	    echo "release: nothing for arm64, because its tools cannot be installed: $(ARM64_TOOLS)" >&2; \
+	    rm -rf dist/arm64 $(AGENT_BASE_ARM64); parts=agent-base-if-possible; fi; \
+	$(MAKE) --no-print-directory --jobs=2 binaries $$parts
 	@$(PY) -m pack.release
+
+agent-base-if-possible agent-base-arm64-if-possible: %-if-possible:
+	-@$(MAKE) --no-print-directory $*
 
 outdated: venv ## compare the packages in dist/release with Debian's lists, security updates included; status 1 if outdated (half a minute)
 	@$(call say,outdated)
@@ -361,6 +368,10 @@ needs-arm64-machine:
 
 needs-arm64:
 	@$(call need,$(ARM64_TOOLS))
+
+# The agent's extension.
+$(ARM64)/_podwire.so: $(wildcard kernel/*.c) $(VENV)/.made $(ARM64)/sysroot/.made | needs-arm64
+	@$(PY) -m pack.release.agent_files
 
 # The files of Debian's packages for arm64.
 $(ARM64)/sysroot/.made:

@@ -102,7 +102,7 @@ def main() -> int:
     options = parser.parse_args()
     target = targets.arm64(options.arm64) if options.arm64 else targets.native()
     program = build(target, options.work, application())
-    step("check")
+    step(target, "check")
     names = list_names(program, target.runner)
     install(program, options.work / "bin", names)
     check.check(options.work / "bin", names, target.runner, alone=not target.runner)
@@ -169,14 +169,14 @@ def build(target: Target, work: Path, modules: list[Module], *defines: str) -> P
         raise SystemExit(f"missing {', '.join(missing)}: use `make needs-build`")
     work.mkdir(parents=True, exist_ok=True)
     builder = build_image_builder(target, work, defines)
-    libraries = [build_library_bundle(work, name) for name in LIBRARY_PACKAGES]
+    libraries = [build_library_bundle(target, work, name) for name in LIBRARY_PACKAGES]
     bundles = [work / "application.bundle", *libraries, build_stdlib_bundle(target, work)]  # the first one wins
-    step("bundle: application")
+    step(target, "bundle: application")
     freeze.write_bundle(bundles[0], modules)
     dump, program, groups = work / "dump", work / "program", work / "groups"
     is_warmed_up = any(module.name == WARM_UP for module in modules)
     groups.write_bytes(learn_groups(target, builder, work / "learned", bundles) if is_warmed_up else b"")
-    step("image builder: import and dump")
+    step(target, "image builder: import and dump")
     run_image_builder(target, builder, "dump", dump, work / "objects.txt", groups, *bundles)
     check.check_text(dump, [builder, *bundles], [str(ROOT), str(work.resolve())])
     image.write_image(builder, dump, program)
@@ -194,7 +194,7 @@ def build_image_builder(target: Target, work: Path, defines: Iterable[str]) -> P
     inputs = (*target.libraries, *sources, *(ROOT / header for header in C_HEADERS), *BUILD_SOURCES)
     if is_current(builder, *inputs) and is_current(twin, *inputs):
         return builder
-    step("image builder: compile and link")
+    step(target, "image builder: compile and link")
     archives = [renamed_library(target, work, library) for library in target.libraries]
     objects = [compile_object(target, work, source, defines) for source in sources]
     link(target, [*objects, *archives], linker_map, linked)
@@ -235,13 +235,13 @@ def build_stdlib_bundle(target: Target, work: Path) -> Path:
     """Freezes Debian's standard library."""
     bundle = work / "stdlib.bundle"
     if not is_current(bundle, target.stdlib, *target.libraries, *BUILD_SOURCES):
-        step("bundle: standard library")
+        step(target, "bundle: standard library")
         modules = freeze.modules_under(target.stdlib, shown=target.shown_stdlib, without=NOT_FROZEN)
         freeze.write_bundle(bundle, [*freeze.bootstrap(target.stdlib), *modules])
     return bundle
 
 
-def build_library_bundle(work: Path, name: str) -> Path:
+def build_library_bundle(target: Target, work: Path, name: str) -> Path:
     """Freezes an installed package; the image contains those of its modules that podwire imports."""
     bundle = work / f"{name}.bundle"
     spec = importlib.util.find_spec(name)
@@ -249,14 +249,14 @@ def build_library_bundle(work: Path, name: str) -> Path:
         raise SystemExit(f"{name} is not installed: use `make venv`")
     package = Path(spec.origin).parent
     if not is_current(bundle, package, *BUILD_SOURCES):
-        step(f"bundle: {name}")
+        step(target, f"bundle: {name}")
         freeze.write_bundle(bundle, freeze.modules_under(package, package=name, shown=name, without=NOT_FROZEN))
     return bundle
 
 
 def learn_groups(target: Target, builder: Path, learned: Path, bundles: list[Path]) -> bytes:
     """Has the image builder import the modules and run the scenarios; returns the groups of its blocks."""
-    step("image builder: import and learn the layout")
+    step(target, "image builder: import and learn the layout")
     run_image_builder(target, builder, "learn", learned, NOTHING, NOTHING, *bundles)
     return layout.groups(learned.read_bytes())
 
@@ -291,9 +291,9 @@ def is_current(target: Path, *sources: Path) -> bool:
     return target.exists() and all(target.stat().st_mtime > source.stat().st_mtime for source in sources)
 
 
-def step(description: str) -> None:
-    """Prints the start of a step of the build."""
-    print(f"[{time.strftime('%H:%M:%S')}] {description}", flush=True)
+def step(target: Target, description: str) -> None:
+    """Prints the start of a step of the build; builds for two machines may run in parallel."""
+    print(f"[{time.strftime('%H:%M:%S')}] {target.machine}: {description}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import argparse
 import hashlib
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pack.build import ROOT
@@ -35,33 +35,43 @@ def main() -> int:
         print("There are uncommitted changes: do not publish this release.", file=sys.stderr)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    artefacts = [artefact.write(one, out) for one in products for artefact in (tgz, deb, sbom)]
-    artefacts.append(oci.write(products, out))
-    artefacts += _agent(products, out)
-    artefacts.append(apt_index.write([path for path in artefacts if path.suffix == ".deb"], out))
-    artefacts.append(provenance.write(version, epoch_s, artefacts, out))
-    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in artefacts}
-    sums_file = out / "SHA256SUMS"
-    sums_file.write_text("".join(f"{sums[name]}  {name}\n" for name in sorted(sums)))
-    for path in (*artefacts, sums_file):
-        print(f"{path} ({_format_size(path.stat().st_size)})")
+    artefacts = [_shown(path) for path in _packed(products, out)]
+    artefacts.append(_shown(apt_index.write([path for path in artefacts if path.suffix == ".deb"], out)))
+    artefacts.append(_shown(provenance.write(version, epoch_s, artefacts, out)))
+    _shown(_write_sums(artefacts, out))
     missing = [machine for machine in BUILT if machine not in built]
     print(f"For {', '.join(built)}." + (f" Not built: {', '.join(missing)}." if missing else ""))
     return 0
 
 
-def _format_size(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
+def _packed(products: Sequence[Product], out: Path) -> Iterator[Path]:
+    """Yields archives, packages, images and bills, each when it is written.
+
+    The image of the node agent is for the machines whose Debian was created.
+    """
+    for artefact in (tgz, deb, sbom, agent_deb):
+        yield from (artefact.write(product, out) for product in products)
+    yield oci.write(products, out)
+    missing = [product for product in products if not agent_image.BASES[product.machine].exists()]
+    for one in missing:
+        print(f"No image of the agent for {one.machine}: {agent_image.BASES[one.machine]} is missing.")
+    if in_image := [product for product in products if product not in missing]:
+        yield from agent_image.write(in_image, out)
 
 
-def _agent(products: Sequence[Product], out: Path) -> list[Path]:
-    """Packs the node agent; returns the files. Its image is for the machines whose Debian was created."""
-    artefacts = [agent_deb.write(one, out) for one in products]
-    bases = agent_image.BASES
-    for one in (one for one in products if not bases[one.machine].exists()):
-        print(f"No image of the agent for {one.machine}, because {bases[one.machine]} is missing.", file=sys.stderr)
-    in_image = [one for one in products if bases[one.machine].exists()]
-    return artefacts + (agent_image.write(in_image, out) if in_image else [])
+def _shown(path: Path) -> Path:
+    """Prints the name and the size of a file, and returns it: packing takes half a minute."""
+    size = path.stat().st_size
+    shown = f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
+    print(f"{path} ({shown})", flush=True)
+    return path
+
+
+def _write_sums(artefacts: Sequence[Path], out: Path) -> Path:
+    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in artefacts}
+    path = out / "SHA256SUMS"
+    path.write_text("".join(f"{sums[name]}  {name}\n" for name in sorted(sums)))
+    return path
 
 
 if __name__ == "__main__":
