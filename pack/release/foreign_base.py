@@ -136,7 +136,8 @@ def _compile_modules(files: Files) -> None:
     for path in [path for path in files if path.endswith(".pyc") and _NEW[1] in path]:
         directory, _, name = path.rpartition("/__pycache__/")
         source = f"{directory}/{name.removesuffix(f'.{sys.implementation.cache_tag}.pyc')}.py"
-        content = compiled(files[source].content, f"/{source}", checked=True)
+        target = files[source].info.linkname  # of one module, another name in the same directory
+        content = compiled(files[f"{directory}/{target}" if target else source].content, f"/{source}", checked=True)
         files[path] = files[path]._replace(content=content)
 
 
