@@ -31,6 +31,7 @@ state() {{ ip route show; ip -6 route show; ip link show; find /image/etc/cni /i
 mkdir /image
 for layer in /layer-*; do tar -xzf $layer -C /image; rm $layer; done
 for name in proc sys dev run; do mount --bind /$name /image/$name; done
+ln -s /proc/self/fd/0 /dev/stdin
 cp -r {SERVER} /image
 mkdir /image/etc/podwire
 cp {SERVER}/10-podwire.conflist /image/etc/podwire

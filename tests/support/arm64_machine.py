@@ -14,9 +14,9 @@ PROGRAM = "qemu-system-aarch64"
 _DEBIAN = ROOT / "build" / "arm64" / "machine"  # make unpacks it there
 _INIT = Path(__file__).with_suffix(".sh")
 _MODULES = ("kernel/net", "kernel/drivers/net", "kernel/lib")
-_OPTIONS = ["-machine", "virt", "-cpu", "cortex-a72", "-m", "512", "-nographic", "-nic", "none", "-no-reboot"]
+_OPTIONS = ["-machine", "virt", "-cpu", "cortex-a72", "-m", "1024", "-nographic", "-nic", "none", "-no-reboot"]
 _APPEND = "console=ttyAMA0 quiet loglevel=1 panic=-1"
-_TIMEOUT_S = 600
+_TIMEOUT_S = 1400
 _DIES_WITH_PARENT = ("setpriv", "--pdeathsig=KILL")  # the machine ends even if the tests are killed
 
 
