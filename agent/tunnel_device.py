@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from agent.route_plan import RouteOptions, mac_of
 from cni.address import Address, format_mac
-from kernel import checksum_offload, link, vxlan
+from kernel import checksum_offload, link, modules, vxlan
 from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.rtnl import Request, Socket
@@ -113,7 +113,8 @@ def _delete_unusable(socket: Socket, spec: DeviceSpec) -> None:
 def _describe_cause(socket: Socket, spec: DeviceSpec, error_number: int) -> str:
     """Returns cause and fix of an error of the kernel, "" if they are unknown."""
     if error_number == errno.EOPNOTSUPP and not any(link.get(socket, link.by_name_request(spec.name))):
-        return "the kernel has no VXLAN devices: run `modprobe vxlan`, or set --routes to direct on all nodes"
+        fix = modules.explain_missing("vxlan")
+        return f"the kernel has no VXLAN devices; on the node {fix}; or set --routes to direct on all nodes"
     if error_number == errno.EADDRINUSE:
         holder = vxlan.find_on_port(socket, spec.name, spec.tunnel.port)
         name = f'the VXLAN device "{holder.name}"' if holder else f"a program (`ss -lunp sport = {spec.tunnel.port}`)"

@@ -15,7 +15,7 @@ from attachment import container_interface
 from attachment.master import MasterOptions
 from attachment.sandbox import Sandbox
 from cni.errors import internal
-from kernel import child_link
+from kernel import child_link, modules
 from kernel.errors import KernelError, reason
 from kernel.link import Link
 from kernel.rtnl import Socket
@@ -72,22 +72,7 @@ def create(spec: ChildSpec, socket: Socket, parent: Link, sandbox: Sandbox, opti
             mtu=options.mtu,
         )
     except KernelError as error:
-        details = "; ".join(filter(None, (error.explanation, spec.explain(error))))
+        problem = modules.get_links_problem(socket, spec.kind) if error.errno == errno.EOPNOTSUPP else ""
+        details = problem or "; ".join(filter(None, (error.explanation, spec.explain(error))))
         raise internal(f"{_FAILURES[spec.kind]}: {reason(error.errno)}", details or error.details) from error
     return sandbox.get_link()
-
-
-def refuse_missing_module(kind: str, module: str) -> None:
-    """Raises CniError(999) if the kernel cannot create links of `kind`, KernelError without the privilege."""
-    with Socket() as socket:
-        try:
-            child_link.probe_create(socket, kind)
-        except KernelError as error:
-            if error.errno != errno.EOPNOTSUPP:
-                raise
-            raise internal(f"the kernel has no {kind} interfaces", module_hint(module)) from error
-
-
-def module_hint(module: str) -> str:
-    """Returns the fix for a missing kernel module."""
-    return f"the kernel module {module} is not loaded, or the kernel lacks it: modprobe {module}"

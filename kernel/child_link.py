@@ -87,20 +87,6 @@ def create(
             sandbox_socket.change(set_request(created, name=name))
 
 
-def probe_create(socket: Socket, kind: str) -> None:
-    """Raises KernelError if no link of `kind` can be created: EOPNOTSUPP if the kernel has no such links, EPERM.
-
-    Probes with a request that always fails, since "/" is an invalid name; the kernel loads the module.
-    """
-    attributes: Attributes = [("IFLA_IFNAME", "/"), ("IFLA_LINKINFO", {"attrs": [("IFLA_INFO_KIND", kind)]})]
-    flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
-    try:
-        socket.send(Request(f'create {kind} "/"', _MESSAGES[kind], RTM_NEWLINK, flags, {}, attributes))
-    except KernelError as error:
-        if error.errno in (errno.EPERM, errno.EOPNOTSUPP):
-            raise
-
-
 def get_data(socket: Socket, child: Link) -> DecodedMessage | None:
     """Returns the attributes of a link's kind (IFLA_INFO_DATA), None if the link is missing; raises KernelError."""
     request = by_index_request(child.index)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-
 from kernel.codec import LinkMessage
-from kernel.errors import KernelError
 from kernel.link import RTM_NEWLINK
-from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, Request, Socket
+from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, Request
 from kernel.wire import Attributes
 
 
@@ -16,15 +13,3 @@ def create_request(name: str) -> Request:
     attributes: Attributes = [("IFLA_IFNAME", name), ("IFLA_LINKINFO", {"attrs": [("IFLA_INFO_KIND", "dummy")]})]
     flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
     return Request(f'create dummy "{name}"', LinkMessage, RTM_NEWLINK, flags, {}, attributes)
-
-
-def probe(socket: Socket) -> None:
-    """Raises KernelError (EPERM, EOPNOTSUPP) if no dummy interface can be created.
-
-    Probes with a request that always fails, since "/" is an invalid name; the kernel loads the module.
-    """
-    try:
-        socket.send(create_request("/"))
-    except KernelError as error:
-        if error.errno in (errno.EPERM, errno.EOPNOTSUPP):
-            raise

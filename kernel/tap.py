@@ -11,7 +11,7 @@ import os
 import struct
 from contextlib import suppress
 
-from kernel import selinux, system
+from kernel import modules, selinux, system
 from kernel.codec_links import TunMessage
 from kernel.errors import KernelError
 from kernel.link import RTM_GETLINK, Link, by_index_request
@@ -26,11 +26,9 @@ _IFF_TAP, _IFF_MULTI_QUEUE, _IFF_NO_PI, _IFF_TUN_EXCL = 0x2, 0x100, 0x1000, 0x80
 _TUNSETIFF, _TUNSETPERSIST, _TUNSETOWNER, _TUNSETGROUP = 0x400454CA, 0x400454CB, 0x400454CC, 0x400454CE
 _IFREQ = struct.Struct("16sH22x")  # struct ifreq: name and flags
 _FAILURE = struct.Struct("=BI")  # whether setting the label failed, and the errno
-_NO_DEVICE = "the kernel module tun is not loaded: modprobe tun"
+_NO_DEVICE = (errno.ENOENT, errno.ENODEV, errno.ENXIO)
+_NO_FILE = "the device file is missing: mkdir -p /dev/net && mknod /dev/net/tun c 10 200"
 _OPEN_HINTS = {
-    errno.ENOENT: _NO_DEVICE,
-    errno.ENODEV: _NO_DEVICE,
-    errno.ENXIO: _NO_DEVICE,
     errno.EPERM: "the device cgroup of this process must allow character device 10:200",
     errno.EACCES: "this needs root on the host",
 }
@@ -112,7 +110,9 @@ def _open_device() -> int:
         return os.open(system.current.path("/dev/net/tun"), os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         number = error.errno or 0
-        raise KernelError("open /dev/net/tun", number, _OPEN_HINTS.get(number, "")) from error
+        missing = _NO_FILE if modules.has_device("tun") else modules.explain_missing("tun")
+        hint = missing if number in _NO_DEVICE else _OPEN_HINTS.get(number, "")
+        raise KernelError("open /dev/net/tun", number, hint) from error
 
 
 def _create(descriptor: int, name: str, options: TapOptions) -> None:

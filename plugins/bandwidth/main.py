@@ -13,7 +13,7 @@ from cni.conf import Attachment, NetConf, not_chained
 from cni.errors import CniError, Code, invalid_conf
 from cni.result import Result
 from cni.skel import Plugin
-from kernel import link, traffic
+from kernel import link, modules, traffic
 from kernel.netns import Netns, NetnsMissingError
 from kernel.rtnl import Socket
 from kernel.traffic import HTB, TBF, Bucket
@@ -128,15 +128,11 @@ def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
         raise CniError(
             Code.PLUGIN_NOT_AVAILABLE,
             f"{problem}: the kernel has no {' and no '.join(missing)}",
-            f"load {' and '.join(_MODULES[name] for name in missing)}, or use another kernel",
+            modules.explain_missing(*(_MODULES[name] for name in missing)),
         )
 
 
-_MODULES = {
-    "ifb": "the module ifb (modprobe ifb)",
-    TBF: "the module sch_tbf (modprobe sch_tbf)",
-    HTB: "the module sch_htb (modprobe sch_htb)",
-}
+_MODULES = {"ifb": "ifb", TBF: "sch_tbf", HTB: "sch_htb"}
 
 PLUGIN = Plugin(
     "bandwidth",

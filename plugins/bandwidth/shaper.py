@@ -13,7 +13,7 @@ from functools import partial
 from cni.address import format_mac
 from cni.errors import run_all
 from cni.result import Interface
-from kernel import link, traffic
+from kernel import link, modules, traffic
 from kernel.errors import KernelError
 from kernel.link import Link
 from kernel.link_deletion import delete_on_host
@@ -128,7 +128,7 @@ def set_limits(
     try:
         host.change(*requests)
     except KernelError as error:
-        error.details = "; ".join(filter(None, (error.details, _fix(error, host_veth, existing))))
+        error.details = "; ".join(filter(None, (error.details, _fix(error, host_veth, existing, desired))))
         raise
     return Interface(ifb, format_mac(mac)) if ifb else None
 
@@ -231,7 +231,7 @@ def _get_free_index(host: Socket, host_veth: Link) -> int:
     return next((index for index in indexes if link.get(host, link.by_index_request(index)) == [None]), 0)
 
 
-def _fix(error: KernelError, host_veth: Link, existing: Limits) -> str:
+def _fix(error: KernelError, host_veth: Link, existing: Limits, desired: DesiredLimits) -> str:
     """Returns the fix for a refused request, "" if none is known."""
     if error.errno == errno.EEXIST:
         commands = f'tc qdisc show dev "{host_veth.name}"; ip link show dev "{existing.free_name}"'
@@ -239,9 +239,9 @@ def _fix(error: KernelError, host_veth: Link, existing: Limits) -> str:
     if error.errno == errno.EINVAL and existing.filters:
         return f'another program filters "{host_veth.name}": tc filter show dev "{host_veth.name}" ingress'
     if error.errno == errno.EOPNOTSUPP:
-        return "a limit for packets that the pod sends needs the kernel module ifb: modprobe ifb"
+        return modules.explain_missing("ifb")
     if error.errno == errno.ENOENT:
-        return (
-            "the kernel lacks a module: modprobe -a sch_tbf sch_ingress cls_u32 act_mirred; with subnets also sch_htb"
-        )
+        names = ["sch_tbf", *(["sch_htb"] if desired.subnets.networks else [])]
+        names += ["sch_ingress", "cls_u32", "act_mirred"] if desired.egress else []
+        return modules.explain_missing(*names)
     return ""

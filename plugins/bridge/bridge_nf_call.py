@@ -14,13 +14,12 @@ import os
 import sys
 
 from cni.errors import CniError, internal
-from kernel import sysctl
+from kernel import modules, sysctl
 from kernel.errors import KernelError
 from kernel.netfilter import nft
 from plugins.bridge.conf import BridgeConf
 
 _IPV4, _IPV6 = "bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"
-_LOAD_MODULE_HINT = "load the module on the node: modprobe br_netfilter"
 _KUBE_PROXY_CHAINS = (  # chains that kube-proxy creates in iptables mode with iptables-nft, and in nftables mode
     nft.Chain(nft.Table(nft.IPV4, "nat"), "KUBE-SERVICES"),
     nft.Chain(nft.Table(nft.IPV4, "kube-proxy"), "services"),
@@ -67,7 +66,7 @@ def _wrong_settings(conf: BridgeConf) -> list[str]:
             if conf.bridge_netfilter and name == _IPV4:
                 raise internal(
                     f'"bridgeNetfilter" is not available: {error.filename} is missing',
-                    f"{_LOAD_MODULE_HINT}; at boot: a file in /etc/modules-load.d",
+                    f"{modules.explain_missing('br_netfilter')}; at boot: a file in /etc/modules-load.d",
                 ) from error
     return names
 
@@ -96,7 +95,7 @@ def _warn_if_bypassed(conf: BridgeConf) -> None:
         # masquerading this ADD uses the packet filter anyway.
         if not (conf.masquerade or os.path.isdir("/sys/module/nf_tables")):
             return
-        hint = f"{_LOAD_MODULE_HINT}; then {hint}"
+        hint = f"{modules.explain_missing('br_netfilter')}; then {hint}"
     except OSError:
         return
     try:

@@ -18,7 +18,7 @@ from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code, run_all, run_status_checks
 from cni.result import Result
 from cni.skel import Plugin
-from kernel import link
+from kernel import link, modules
 from kernel.link import Link
 from kernel.netfilter import nft
 from kernel.netns import Netns
@@ -159,6 +159,7 @@ def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
     """Raises CniError when ADD would fail for a reason that does not depend on the container."""
     conf = bridge_conf.parse(replace(args, args=""), net_conf)
     with Socket() as host:
+        modules.refuse_missing_links(host, "veth")
         gateway_link = None
         bridge = bridge_device.get(host, conf.bridge)
         bridge_conf.refuse_long_names(bridge.name if bridge else "", conf)
@@ -169,6 +170,7 @@ def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
             if conf.is_gateway and gateway_link and not conf.force_address:
                 bridge_device.refuse_conflict(host, gateway_link, delegate.gateways(args, net_conf))
         else:
+            modules.refuse_missing_links(host, "bridge")
             probe_create_bridge(host, conf.bridge, filtering=conf.vlans.filtering)
     bridge_nf_call.refuse_unavailable(conf)
     if conf.is_gateway and conf.ipam_type:

@@ -17,7 +17,7 @@ from cni.errors import CniError, internal, invalid_conf, run_status_checks
 from cni.keys import IPAM_TYPE
 from cni.result import Result
 from cni.skel import Plugin
-from kernel import dummy
+from kernel import dummy, modules
 from kernel.errors import KernelError, reason
 from kernel.netns import Netns
 from kernel.rtnl import Socket
@@ -80,15 +80,12 @@ def _create(sandbox: Sandbox) -> None:
 
 def _refuse_unsupported() -> None:
     """Raises CniError(999) if the kernel can create no dummy interface."""
-    try:
-        with Socket() as host:
-            dummy.probe(host)
-    except KernelError as error:
-        raise _not_created(error) from error
+    with Socket() as host:
+        modules.refuse_missing_links(host, "dummy")
 
 
 def _not_created(error: KernelError) -> CniError:
-    hint = "the kernel module dummy is not loaded: modprobe dummy" if error.errno == errno.EOPNOTSUPP else ""
+    hint = modules.explain_missing("dummy") if error.errno == errno.EOPNOTSUPP else ""
     return internal(f"failed to create dummy: {reason(error.errno)}", hint or error.explanation)
 
 

@@ -91,6 +91,4 @@ def _explain(socket: Socket, parent: Link, error: KernelError) -> str:
     """Returns why the kernel refused to create the interface, and the fix, "" if unknown; raises KernelError."""
     if error.errno == errno.EBUSY:
         return master.explain_busy(socket, parent, "ipvlan")
-    if error.errno == errno.EOPNOTSUPP and not error.explanation:
-        return child_interface.module_hint("ipvlan")
     return ""

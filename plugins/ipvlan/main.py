@@ -18,7 +18,9 @@ from cni.conf import Attachment, NetConf
 from cni.errors import run_all, run_status_checks
 from cni.result import Result
 from cni.skel import Plugin
+from kernel import modules
 from kernel.netns import Netns
+from kernel.rtnl import Socket
 from plugins.ipvlan import conf as ipvlan_conf
 from plugins.ipvlan import interface
 from plugins.ipvlan.conf import IpvlanConf
@@ -160,6 +162,7 @@ def _refuse_conflicts(conf: IpvlanConf, links: AccessLinks, args: CmdArgs, resul
 
 def _refuse_unavailable(net_conf: NetConf) -> None:
     conf = ipvlan_conf.parse(net_conf)
-    child_interface.refuse_missing_module("ipvlan", "ipvlan")
+    with Socket() as host:
+        modules.refuse_missing_links(host, "ipvlan")
     if conf.master.name:  # a chained ipvlan gets its master at ADD
         master.refuse_unusable(conf.master)

@@ -87,6 +87,4 @@ def _explain(socket: Socket, parent: Link, mode: str, error: KernelError) -> str
             f'"{parent.name}" cannot have further macvlan interfaces: one of mode passthru is on it, or it is not an '
             'Ethernet interface; set "master" to another interface'
         )
-    if number == errno.EOPNOTSUPP:
-        return child_interface.module_hint("macvlan")
     return ""

@@ -18,7 +18,9 @@ from cni.conf import Attachment, NetConf
 from cni.errors import run_all, run_status_checks
 from cni.result import Result
 from cni.skel import Plugin
+from kernel import modules
 from kernel.netns import Netns
+from kernel.rtnl import Socket
 from plugins.macvlan import conf as macvlan_conf
 from plugins.macvlan import interface
 from plugins.macvlan.conf import MacvlanConf
@@ -143,5 +145,6 @@ def _refuse_conflicts(conf: MacvlanConf, links: AccessLinks, args: CmdArgs, resu
 
 def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
     conf = macvlan_conf.parse(args, net_conf)
-    child_interface.refuse_missing_module("macvlan", "macvlan")
+    with Socket() as host:
+        modules.refuse_missing_links(host, "macvlan")
     master.refuse_unusable(conf.master)

@@ -19,7 +19,7 @@ from cni.conf import Attachment, NetConf
 from cni.errors import internal, run_all, run_status_checks
 from cni.result import Interface, Result
 from cni.skel import Plugin
-from kernel import link, sysctl
+from kernel import link, modules, sysctl
 from kernel.link import Link
 from kernel.netfilter import nft
 from kernel.netns import Netns
@@ -156,6 +156,8 @@ PLUGIN = Plugin(
 
 def _refuse_unavailable(net_conf: NetConf) -> None:
     conf = ptp_conf.parse(net_conf)
+    with Socket() as host:
+        modules.refuse_missing_links(host, "veth")
     if conf.ipam_type:
         forwarding.refuse_unavailable()
     if conf.masquerade:

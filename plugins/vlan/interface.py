@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 
-from attachment.child_interface import module_hint
 from attachment.prev_result import RECREATE_HINT
 from attachment.sandbox import Sandbox
 from cni.errors import internal
@@ -36,8 +35,6 @@ def explain(parent: Link, conf: VlanConf, error: KernelError) -> str:
             f'"master" set to its name. To create it: ip link add link "{parent.name}" name NAME type vlan id '
             f"{conf.vlan_id}"
         )
-    if error.errno == errno.EOPNOTSUPP and not error.explanation:
-        return module_hint("8021q")
     return ""
 
 

@@ -16,7 +16,9 @@ from cni.conf import Attachment, NetConf
 from cni.errors import run_status_checks
 from cni.result import Result
 from cni.skel import Plugin
+from kernel import modules
 from kernel.netns import Netns
+from kernel.rtnl import Socket
 from plugins.vlan import conf as vlan_conf
 from plugins.vlan import interface
 from process.undo import Undo
@@ -92,5 +94,6 @@ PLUGIN = Plugin(
 
 def _refuse_unavailable(net_conf: NetConf) -> None:
     conf = vlan_conf.parse(net_conf)
-    child_interface.refuse_missing_module("vlan", "8021q")
+    with Socket() as host:
+        modules.refuse_missing_links(host, "vlan")
     master.refuse_unusable(conf.master)

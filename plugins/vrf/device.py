@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from cni.errors import CniError, Code, internal
-from kernel import link, rule, vrf
+from kernel import link, modules, rule, vrf
 from kernel.errors import KernelError, reason
 from kernel.link import Link
 from kernel.route_copy import TableRoute
@@ -25,7 +25,6 @@ from process.stderr import one_line
 from process.undo import Undo
 
 ALIAS = "podwire"  # of each device that podwire created
-_NO_VRF = "the kernel has no VRF devices, perhaps the module is not loaded: modprobe vrf"
 
 
 def get(socket: Socket, ifname: str, name: str) -> tuple[Link | None, Vrf | None]:
@@ -98,5 +97,5 @@ def failing_as(request: Request, text: str) -> Iterator[None]:
     except KernelError as error:
         if error.description != request.description:
             raise
-        details = _NO_VRF if error.errno == errno.EOPNOTSUPP else error.details
+        details = modules.explain_missing("vrf") if error.errno == errno.EOPNOTSUPP else error.details
         raise CniError(Code.INTERNAL, f"{text}: {reason(error.errno)}", details) from error

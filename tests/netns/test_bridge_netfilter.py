@@ -2,6 +2,7 @@
 
 import pytest
 
+from kernel import modules
 from tests.support.attaching import address, reaches
 from tests.support.netstate import state
 from tests.support.sockets import NO_ANSWER_S
@@ -66,17 +67,17 @@ def test_failing_add_does_not_change_the_setting(scripted_network, sandbox):
 
 
 def test_missing_module_is_reported(network, sandbox):
-    """Without br_netfilter ADD with true fails, has the command to load it and leaves nothing; STATUS fails, too."""
+    """Without br_netfilter ADD with true fails, has the fix and leaves nothing; STATUS fails, too."""
     network = network.having(bridgeNetfilter=True, cniVersion="1.1.0")
     before = state(network.host), state(sandbox)
     error = network.run_after(MISSING, "ADD", sandbox).error()
     assert error["code"] == 999
     assert "/bridge-nf-call-iptables is missing" in error["msg"]
-    assert "modprobe br_netfilter" in error["details"]
+    assert modules.explain_missing("br_netfilter") in error["details"]
     assert (state(network.host), state(sandbox), network.leases()) == (*before, {})
     error = network.run_after(MISSING, "STATUS", sandbox).error()
     assert error["code"] == 50
-    assert "modprobe br_netfilter" in error["details"]
+    assert modules.explain_missing("br_netfilter") in error["details"]
 
 
 @pytest.mark.parametrize("value", [False, None])
@@ -141,7 +142,7 @@ def test_kube_proxy_without_the_module_causes_a_warning(network, sandbox):
     network.host.run("iptables-nft", "-t", "nat", "-N", "KUBE-SERVICES")
     outcome = network.having(ipMasq=True).run_after(MISSING, "ADD", sandbox)
     outcome.result()
-    assert f"bridge: kube-proxy needs {IPV4}=1: load the module on the node: modprobe br_netfilter" in outcome.stderr
+    assert f"bridge: kube-proxy needs {IPV4}=1: {modules.explain_missing('br_netfilter')}" in outcome.stderr
 
 
 def settings(network):

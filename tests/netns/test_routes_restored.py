@@ -11,7 +11,7 @@ from agent.node import Node
 from agent.route_plan import RouteOptions, mac_of
 from agent.route_report import Problem
 from agent.routes import Routes
-from kernel import notifications, vxlan
+from kernel import modules, notifications, vxlan
 from kernel.notifications import Notifications
 from kernel.rtnl import Socket
 from tests.support.agent_routes import DEVICE, assert_reached, route_to, started, state, strip_indexes
@@ -233,7 +233,8 @@ def test_a_kernel_without_vxlan(distant, monkeypatch):
     monkeypatch.setattr(vxlan, "KIND", "vxlanx")
     with started(distant) as routes:
         (text,) = (problem.text for problem in routes.problems if not problem.node)
-        assert "the kernel has no VXLAN devices: run `modprobe vxlan`, or set --routes to direct" in text
+        fix = modules.explain_missing("vxlan")
+        assert f"the kernel has no VXLAN devices; on the node {fix}; or set --routes to direct" in text
 
 
 def test_routes_to_the_api_server_are_deleted(distant):

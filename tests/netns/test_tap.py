@@ -103,13 +103,13 @@ def test_refused_port_leaves_nothing(tap, sandbox):
 
 
 def test_missing_device_file(tap, sandbox):
-    """Without /dev/net/tun ADD and STATUS report the missing module, and nothing changes."""
+    """Without /dev/net/tun ADD and STATUS report how to create it, and nothing changes."""
     net = tap.having(cniVersion="1.1.0")
     before = state(sandbox)
     for command, code in (("ADD", 999), ("STATUS", 50)):
         error = net.run_after("mount -t tmpfs none /dev/net", command, sandbox).error()
         assert (error["code"], error["msg"]) == (code, "failed to open /dev/net/tun: no such file or directory")
-        assert error["details"] == "the kernel module tun is not loaded: modprobe tun"
+        assert error["details"] == "the device file is missing: mkdir -p /dev/net && mknod /dev/net/tun c 10 200"
     assert state(sandbox) == before
     assert net.leases() == {}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kernel import modules
 from kernel.netns import Netns
 from podwire.main import PLUGINS
 from podwire.selftest import packets
@@ -71,7 +72,8 @@ def test_every_plugin_works_or_is_skipped_with_a_reason(tool: Tool):
     assert {kind for item in networks.values() for kind in item["plugins"]} == set(PLUGINS)
     assert [item for item in networks.values() if (item["outcome"] == "skipped") != bool(item["reason"])] == []
     missing = {name: networks[name]["reason"] for name in MODULES if networks[name]["reason"]}
-    assert [name for name, reason in missing.items() if not reason.endswith(f"modprobe {MODULES[name]}")] == []
+    fixes = {name: modules.explain_missing(module) for name, module in MODULES.items()}
+    assert [name for name, reason in missing.items() if not reason.endswith(fixes[name])] == []
     for name in ("loopback", "ptp", "bridge, nftables"):
         item = networks[name]
         assert item["outcome"] == "passed"
