@@ -76,7 +76,13 @@ def has_device(name: str) -> bool:
 
 
 def explain_missing(*names: str) -> str:
-    """Returns why the kernel has refused what the modules `names` implement, and the fix."""
+    """Returns the fix for the kernel's refusal of what the modules `names` implement."""
+    command = f"modprobe {'-a ' if len(names) > 1 else ''}{' '.join(names)}"
+    return get_obstacle(*names) or f"load what the kernel did not: {command}"
+
+
+def get_obstacle(*names: str) -> str:
+    """Returns why modprobe cannot, or must not, load one of the modules, and the fix; "" if no reason is known."""
     release = os.uname().release
     quoted = " and ".join(names)
     if not os.path.exists(system.current.path(_LOADED)) and os.path.exists(system.current.path("/proc/version")):
@@ -93,7 +99,7 @@ def explain_missing(*names: str) -> str:
         return f"{quoted} must be loaded, and {line} forbids that: decide which applies"
     if _read(_DISABLED).strip() == "1":
         return f"list {quoted} in a file of /etc/modules-load.d and reboot: kernel.modules_disabled is 1"
-    return f"load what the kernel did not: modprobe {'-a ' if len(names) > 1 else ''}{' '.join(names)}"
+    return ""
 
 
 def _list_prohibitions(names: tuple[str, ...]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from kernel.netfilter import nft
 from plugins.bridge.conf import BridgeConf
 
 _IPV4, _IPV6 = "bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"
+_LOAD = "modprobe br_netfilter; at boot: a file in /etc/modules-load.d"
 _KUBE_PROXY_CHAINS = (  # chains that kube-proxy creates in iptables mode with iptables-nft, and in nftables mode
     nft.Chain(nft.Table(nft.IPV4, "nat"), "KUBE-SERVICES"),
     nft.Chain(nft.Table(nft.IPV4, "kube-proxy"), "services"),
@@ -66,7 +67,7 @@ def _wrong_settings(conf: BridgeConf) -> list[str]:
             if conf.bridge_netfilter and name == _IPV4:
                 raise internal(
                     f'"bridgeNetfilter" is not available: {error.filename} is missing',
-                    f"{modules.explain_missing('br_netfilter')}; at boot: a file in /etc/modules-load.d",
+                    modules.get_obstacle("br_netfilter") or _LOAD,
                 ) from error
     return names
 

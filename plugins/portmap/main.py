@@ -24,7 +24,7 @@ from plugins.portmap.port_conflicts import ShadowedError
 from process.record import is_dry_run
 from process.undo import Undo
 
-_BACKENDS: Backends[HostPorts] = Backends(
+BACKENDS: Backends[HostPorts] = Backends(
     iptables, nftables, "install iptables or a kernel with nftables, or publish no host ports"
 )
 
@@ -43,7 +43,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
         with Undo() as undo:
             undo.push("remove the host ports", partial(_remove_ports, ports, legacy=True))
             try:
-                _BACKENDS.add(ports, conf.backend)
+                BACKENDS.add(ports, conf.backend)
             except UnchangedError:
                 undo.clear()  # the rules of an earlier ADD still exist: keep them
                 raise
@@ -67,7 +67,7 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
     if prev_result is None:
         raise invalid_conf("Required prevResult missing", "CHECK needs the result of ADD")
     if conf.ports.mappings:
-        _BACKENDS.check(conf.ports, conf.backend)
+        BACKENDS.check(conf.ports, conf.backend)
         localhost.check(conf.ports)
 
 
@@ -89,7 +89,7 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
 def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
     """Raises CniError(50) if the configured backend does not work; without a configured backend, if neither works."""
     conf = portmap_conf.parse(args, net_conf)
-    if problem := _BACKENDS.get_problem(conf.backend):
+    if problem := BACKENDS.get_problem(conf.backend):
         fix = 'install the missing part, or set "backend" to the other backend'
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, f"host ports cannot be published: {problem}", fix)
 
@@ -102,7 +102,7 @@ def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
     conf = portmap_conf.parse(args, net_conf, net_conf.required_prev_result())
     ports = conf.ports
     if ports.mappings:
-        check, create = partial(_check_rules, ports, conf.backend), partial(_BACKENDS.add, ports, conf.backend)
+        check, create = partial(_check_rules, ports, conf.backend), partial(BACKENDS.add, ports, conf.backend)
         was_missing = repair_if_missing("the host ports", check, create)
         # If check() is False, the flows belong to the container whose rule comes first.
         if was_missing and not is_dry_run() and check():
@@ -139,7 +139,7 @@ def _parse_for_add(args: CmdArgs, net_conf: NetConf) -> tuple[PortmapConf, Resul
 def _check_rules(ports: HostPorts, backend: str) -> bool:
     """Checks the rules; returns False if a rule of another container comes first, which a repair cannot change."""
     try:
-        _BACKENDS.check(ports, backend)
+        BACKENDS.check(ports, backend)
     except ShadowedError:
         return False
     return True
@@ -151,7 +151,7 @@ def _refuse_lost_race(ports: HostPorts, backend: str) -> None:
     Each ADD checks the order after it has created its rules: only the ADD whose rule comes first succeeds.
     """
     try:
-        _BACKENDS.check(ports, backend)
+        BACKENDS.check(ports, backend)
     except ShadowedError as error:
         raise CniError(Code.TRY_AGAIN_LATER, error.msg, error.details) from error
     except CniError:

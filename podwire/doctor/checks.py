@@ -16,6 +16,7 @@ from podwire.doctor import (
     dhcp,
     interior,
     kernel,
+    kernel_trial,
     links,
     linting,
     local_delivery,
@@ -38,6 +39,7 @@ from podwire.doctor.node import CheckedNode
 CHECKS: tuple[Check, ...] = (
     *configuration.CHECKS,
     *programs.CHECKS,
+    *kernel_trial.CHECKS,
     *linting.CHECKS,
     *kernel.CHECKS,
     *settings.CHECKS,

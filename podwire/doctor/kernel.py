@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernel import advertised_route, sysctl
+from kernel import advertised_route, modules, sysctl
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.gateways import gateway_commands, ipv6_of
 from podwire.doctor.node import CheckedNode, InterfaceConf
@@ -123,11 +123,12 @@ def _bridged(node: CheckedNode) -> Iterator[Finding]:
     )
     served = served or _has_legacy_service()
     value = _setting(_BRIDGED)
-    bridges = [item.bridge for item in node.interfaces if item.bridge]
+    waiting = (item for item in node.interfaces if not item.filters_bridged or node.list_attached(item))
+    bridges = [item.bridge for item in waiting if item.bridge]
     if served and bridges and value != "1":
-        fix = ShellCommand(sysctl.command(_BRIDGED, "1"))
+        fix: str = ShellCommand(sysctl.command(_BRIDGED, "1"))
         if value is None:
-            fix = ShellCommand(f"modprobe br_netfilter && {fix}")
+            fix = modules.get_obstacle("br_netfilter") or ShellCommand(f"modprobe br_netfilter && {fix}")
         yield _UNSEEN.finding(f"net/{_BRIDGED}", f"kube-proxy needs it for pods on {', '.join(bridges)}", fix)
 
 

@@ -54,6 +54,7 @@ class InterfaceConf:
     `routed`: the host is the pods' gateway. `sets` are host-local's range sets, in the stores of `data_dir`.
     `port_flags` are set on the bridge's ports, as `ip link` names them. `vlans`: ports have VLANs.
     `is_container_veth_down`: the configuration leaves the pods' interfaces down. `masquerades`: `ipMasq` is set.
+    `filters_bridged`: ADD sends bridged frames through iptables.
     """
 
     network: Network
@@ -66,6 +67,7 @@ class InterfaceConf:
     vlans: bool = False
     is_container_veth_down: bool = False
     masquerades: bool = False
+    filters_bridged: bool = False
 
     @cached_property
     def subnets(self) -> tuple[Subnet, ...]:
@@ -371,4 +373,5 @@ def _interface(network: Network, listed: Mapping[str, object]) -> InterfaceConf 
         fields.has("vlan") or fields.has("vlanTrunk"),
         fields.boolean("disableContainerInterface"),
         plugin.get("ipMasq") is True,
+        fields.boolean("bridgeNetfilter"),
     )

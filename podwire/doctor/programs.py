@@ -168,7 +168,10 @@ def _network_status(node: CheckedNode, network: Network) -> Iterator[Finding]:
             bridges = (item.bridge for item in node.interfaces if item.network is network and item.bridge)
             gateways = map(ipv6_of, bridges) if plugin["type"] == "bridge" else ()
             behind = (*_objects(str(plugin["type"])), *gateways)
-            yield _STATUS.finding(f"{network.name}: {plugin['type']}", error.msg, error.details, behind=behind)
+            about = status_object(network, str(plugin["type"]))
+            yield _STATUS.finding(
+                f"{network.name}: {plugin['type']}", error.msg, error.details, objects=(about,), behind=behind
+            )
         else:
             if has_status:
                 yield ok_finding("status", f"{network.name}: {plugin['type']}", "ready")
@@ -232,6 +235,11 @@ def _execute_status(node: CheckedNode, network: Network, plugin: Mapping[str, ob
         answer = body if isinstance(body, dict) else {}
         msg = str(answer.get("msg") or f"STATUS ended with {outcome.ending}")
         raise CniError(0, msg, str(answer.get("details") or f"run {path} by hand to see its error"))
+
+
+def status_object(network: Network, kind: str) -> str:
+    """Returns the object of a finding about the STATUS of a network's plugin, which explains that its trial fails."""
+    return f"STATUS of {network.name}: {kind}"
 
 
 def _objects(kind: str) -> tuple[str, ...]:
