@@ -1,3 +1,3 @@
 """The version of podwire: of the executable and of the agent."""
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"

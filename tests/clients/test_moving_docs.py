@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from process.version import __version__
 from tests.clients import podman as podman_client
 from tests.clients.attaching import bridge, host_local
 from tests.clients.test_moving import BRIDGE, Node
@@ -40,7 +41,7 @@ def test_commands_of_the_page_work(empty_machine, needs_programs, bin_dir, refer
     node = Node(empty_machine, bin_dir, BRIDGE)
     directory = empty_machine.scratch / "archive"
     directory.mkdir()
-    output("tar", "-C", str(bin_dir), "-czf", str(directory / "podwire-0.1.0-linux-amd64.tgz"), ".")
+    output("tar", "-C", str(bin_dir), "-czf", str(directory / f"podwire-{__version__}-linux-amd64.tgz"), ".")
     path = "PATH=/opt/cni/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
     def run_blocks(*blocks: str) -> str:

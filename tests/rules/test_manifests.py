@@ -8,7 +8,6 @@ import yaml
 
 from agent.pools.space import parse_space
 from agent.settings import parse
-from process.version import __version__
 from tests.support import manifests
 from tests.support.binaries import ROOT
 from tests.support.manifests import DEPLOY, DHCP, INSTALL, POOLS, POOLS_INSTALL, POOLS_POLICY, POOLS_STICKY, UNINSTALL
@@ -188,11 +187,3 @@ def test_network_equals_the_sample():
 def test_podwire_is_on_the_path_of_the_image():
     """`kubectl exec` finds the tool also in an image of the containerfile."""
     assert 'ENV PATH="$PATH:/opt/podwire"' in (DEPLOY / "agent.Containerfile").read_text().splitlines()
-
-
-def test_images_have_versions():
-    """The image's tag and those in the containerfiles are the present version."""
-    (agent,) = manifests.pod(INSTALL)["containers"]
-    assert agent["image"] == f"registry.example/podwire-agent:{__version__}"
-    for name in ("Containerfile", "agent.Containerfile"):
-        assert f":{__version__} " in (DEPLOY / name).read_text()
