@@ -5,6 +5,7 @@ All mounts are read-only inside, except private copies. The kernel deletes the n
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -23,6 +24,8 @@ _PROC, _SETTINGS = "/proc", "/proc/sys"
 _PER_NAMESPACE = (
     "net"  # below _SETTINGS: belongs to the reading process's namespace, so that a bind mount cannot replace it
 )
+# Mounts above such a root directory cannot be made private or read-only from inside.
+_CHROOT = "the root directory is no mount point, as in a chroot; before it: mount --bind DIRECTORY DIRECTORY"
 _SWITCHES = ("/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 
 
@@ -34,8 +37,9 @@ def enter_readonly() -> None:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
             lines = [line.split() for line in table]
     except OSError as error:
-        msg = "cannot create a mount namespace"
-        raise CniError(Code.IO_FAILURE, f"{msg}: {reason(error.errno or 0)}", "this needs CAP_SYS_ADMIN") from error
+        msg = f"cannot create a mount namespace: {reason(error.errno or 0)}"
+        hint = _CHROOT if error.errno == errno.EINVAL else "this needs CAP_SYS_ADMIN"
+        raise CniError(Code.IO_FAILURE, msg, hint) from error
     for _, _, _, _, path, options, *_ in lines:
         point = _ESCAPED.sub(lambda match: chr(int(match[1], 8)), path)
         if point != _PROC and not point.startswith(f"{_PROC}/"):

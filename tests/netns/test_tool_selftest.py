@@ -36,6 +36,7 @@ cp "$2" podwire
 mount --rbind /proc proc && touch dev/null && mount --bind /dev/null dev/null
 exec chroot . /podwire selftest --json
 """
+IN_DIRECTORY = ALONE.replace('cd "$1"', 'mkdir "$1/below" && cd "$1/below"')
 
 
 def list_failures(document: dict[str, Any]) -> list[str]:
@@ -101,6 +102,14 @@ def test_it_needs_only_its_file(tool: Tool, tmp_path: Path):
     assert networks["bridge, iptables"]["outcome"] == "skipped"
     assert "iptables-restore" in networks["bridge, iptables"]["reason"]
     assert (document["passed"], document["programs"]) == (True, [])
+
+
+def test_root_directory_that_is_no_mount_point_is_refused(tool: Tool, tmp_path: Path):
+    """In a chroot whose mounts it cannot make private it changes nothing and names the command that helps."""
+    line = ["unshare", "--mount", "sh", "-c", IN_DIRECTORY, "sh", str(tmp_path), SELFTEST[0]]
+    with tool.host.entered():
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (done.returncode, "mount --bind DIRECTORY DIRECTORY" in json.loads(done.stdout)["details"]) == (3, True)
 
 
 @pytest.mark.parametrize("after_s", [0.3, 1.0, 2.5, 5.0])
