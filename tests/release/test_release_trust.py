@@ -9,6 +9,10 @@ import sys
 from typing import Any
 
 import pytest
+from google.protobuf import json_format
+from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
+from in_toto_attestation.v1 import statement_pb2
+from in_toto_attestation.v1.statement import Statement
 
 from cni import keys
 from pack.release import outdated
@@ -105,6 +109,20 @@ def test_provenance_names_inputs_and_files(release):
     text = release.one("*.provenance.json").read_text()
     assert os.uname().nodename not in text
     assert str(ROOT) not in text
+
+
+def test_provenance_is_a_statement_of_in_toto(release):
+    """The bindings of in-toto accept statement and predicate; fields that SLSA requires are set, none is unknown."""
+    statement = json.loads(release.one("*.provenance.json").read_text())
+    parsed = json_format.ParseDict(statement, statement_pb2.Statement())
+    Statement.copy_from_pb(parsed).validate()
+    predicate = json_format.ParseDict(statement["predicate"], Provenance())
+    assert predicate.build_definition.build_type
+    assert predicate.build_definition.external_parameters["version"]
+    assert predicate.run_details.builder.id
+    statement["predicate"]["runDetails"]["host"] = "builder"
+    with pytest.raises(json_format.ParseError, match='no field named "host"'):
+        json_format.ParseDict(statement["predicate"], Provenance())
 
 
 NO_NETWORK, LISTED = "http://127.0.0.1:9/debian", "file:{repository}"
