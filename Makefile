@@ -97,6 +97,8 @@ SOURCES_STAMP := build/.sources-$(firstword $(shell echo $(SOURCES) | cksum))
 
 # $(call say,TARGET): prints what a target does and how long it takes: its line of `make help`.
 say = sed -n 's/^$(1):.*\#\# /$(1): /p' Makefile
+# $(call progress,NAME) COMMAND: runs a command that is silent for more than ten seconds.
+progress = pack/progress.sh $(1)
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -107,7 +109,7 @@ venv: $(VENV)/.made ## create .venv with this project and its tools, from Debian
 $(VENV)/.made: pyproject.toml $(wildcard kernel/*.c) | needs-build
 	@$(call say,venv)
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(call progress,venv) $(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 ifeq ($(PACKER),pyinstaller)
@@ -121,7 +123,7 @@ $(SOURCES_STAMP):
 
 dist/bin/podwire: $(SOURCES) $(SOURCES_STAMP) $(VENV)/.made | needs-build
 	@$(call say,binaries)
-	@PYTHONHASHSEED=0 $(PY) -m pack.build
+	@PYTHONHASHSEED=0 $(call progress,binaries) $(PY) -m pack.build
 
 dist/pyinstaller/bin/podwire: $(SOURCES) $(SOURCES_STAMP) $(VENV)/.made | needs-build
 	@$(call say,binaries)
@@ -155,8 +157,8 @@ new-test-root:
 	@$(call need,mmdebstrap)
 	@$(call say,test-root)
 	@rm -rf $(TEST_ROOT)
-	@sources=$$($(APT_SOURCES) $(DEBIAN)) && mmdebstrap --quiet --variant=minbase --dpkgopt=force-unsafe-io \
-	    --include="$(TEST_ROOT_PACKAGES)" $(DEBIAN) $(TEST_ROOT) "$$sources"
+	@sources=$$($(APT_SOURCES) $(DEBIAN)) && $(call progress,test-root) \
+	    mmdebstrap --quiet --variant=minbase --dpkgopt=force-unsafe-io --include="$(TEST_ROOT_PACKAGES)" $(DEBIAN) $(TEST_ROOT) "$$sources"
 	@$(call end_root,$(TEST_ROOT),$(TEST_ROOT_STAMP))
 
 newer-root: ## create the root file system of `make test-clients NEWER=1`: DISTRIBUTION=trixie, MIRROR=... (root; 3 minutes)
@@ -166,7 +168,7 @@ new-newer-root:
 	@$(call need,mmdebstrap)
 	@$(call say,newer-root)
 	@rm -rf $(NEWER_ROOT) && mkdir -p $(dir $(NEWER_ROOT))
-	@sources=$$($(APT_SOURCES) $(DISTRIBUTION) $(DEBIAN)) && \
+	@sources=$$($(APT_SOURCES) $(DISTRIBUTION) $(DEBIAN)) && $(call progress,newer-root) \
 	    mmdebstrap --quiet --variant=minbase --dpkgopt=force-unsafe-io --aptopt='Acquire::Check-Valid-Until "false"' \
 	    --setup-hook='printf "$(NEWER_ROOT_PINS)" >"$$1/etc/apt/preferences.d/python"' \
 	    --include="$(NEWER_ROOT_PACKAGES)" $(DISTRIBUTION) $(NEWER_ROOT) "$$sources"

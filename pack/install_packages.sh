@@ -7,6 +7,7 @@
 #     install_packages.sh PACKAGE...        nothing to do if all are installed; waits for other programs that use apt
 set -eu
 
+progress="${0%/*}/progress.sh installing"
 policy=/usr/sbin/policy-rc.d saved=/usr/sbin/policy-rc.d.podwire-saved
 # `apt-get update` does not wait for its lock: one build at a time uses apt, also of those in other checkouts.
 [ ! -d /var/lib/dpkg ] || { exec 9</var/lib/dpkg; flock 9; }
@@ -37,8 +38,8 @@ END
 chmod 755 $policy
 
 before=$(list_installed '*')
-apt-get -qq -o APT::Sandbox::User=root update
-DEBIAN_FRONTEND=noninteractive apt-get -qq -o APT::Sandbox::User=root -o DPkg::Lock::Timeout=600 \
+$progress apt-get -qq -o APT::Sandbox::User=root update 9<&-
+DEBIAN_FRONTEND=noninteractive $progress apt-get -qq -o APT::Sandbox::User=root -o DPkg::Lock::Timeout=600 \
     install --no-install-recommends $missing >/dev/null 9<&-
 for package in $(list_installed '*' | grep --fixed-strings --line-regexp --invert-match "$before"); do
     for file in $(dpkg --listfiles "$package"); do

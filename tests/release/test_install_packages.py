@@ -9,7 +9,7 @@ from tests.release import roots
 from tests.release.roots import Root
 from tests.support.binaries import ROOT
 
-SCRIPT = "pack/install_packages.sh"
+SCRIPT, PROGRESS = "pack/install_packages.sh", "pack/progress.sh"
 POLICY = "usr/sbin/policy-rc.d"
 ALLOWED = b"#!/bin/sh\nexit 0\n"
 SERVICE = "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n"
@@ -44,7 +44,8 @@ def debian(node: Root, tmp_path: Path) -> Root:
     """A Debian with an archive of two packages with services, `server` and `killing`, which kills its installation."""
     packages = [build(tmp_path, "killing", "kill -KILL $(cat /script)"), build(tmp_path, "server")]
     node.add_apt_source([*packages, apt_index.write(packages, tmp_path)])
-    node.put(SCRIPT, (ROOT / SCRIPT).read_bytes(), mode=0o755)
+    for script in (SCRIPT, PROGRESS):
+        node.put(script, (ROOT / script).read_bytes(), mode=0o755)
     return node
 
 

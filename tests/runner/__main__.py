@@ -30,7 +30,7 @@ _SCRATCH = ROOT / "build" / "scratch"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INHERITED = ("CI", "REFERENCE", "TERM", "PODWIRE_SEED", "PODWIRE_STORY")  # by a part in namespaces of its own
 _MAKE_VARIABLES = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # the job server of make is not for the parts
-_QUIET_S = 30  # after so many seconds without output, a line names the running parts
+_QUIET_S = 10  # after so many seconds without output, a line names the running parts
 
 
 def main(arguments: Sequence[str]) -> int:

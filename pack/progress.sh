@@ -1,0 +1,22 @@
+#!/bin/sh
+# Runs a command, and prints a line on stderr each ten seconds, so that a user sees that it runs.
+#
+# One rule: the command's output, exit status and signals are those without this script.
+#
+#     progress.sh NAME COMMAND...        PROGRESS_S=SECONDS: the time between two lines
+set -eu
+
+name=$1 period_s=${PROGRESS_S:-10}
+shift
+# The sleep that remains for some seconds holds no descriptor, for which a pipe's reader or a lock would wait.
+print_seconds() {
+    passed_s=0
+    while sleep "$period_s" >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+        passed_s=$((passed_s + period_s))
+        echo "$name: after $passed_s s" >&2
+    done
+}
+print_seconds 9<&- &
+trap 'kill $!' EXIT
+trap 'exit 143' TERM INT HUP
+"$@"
