@@ -61,6 +61,9 @@ NEWER_ROOT_PACKAGES = $(notdir $(realpath $(PYTHON))) $(filter-out python3-%,$(T
 NEWER_ROOT_STAMP = $(NEWER_ROOT)/.made-$(firstword $(shell echo $(NEWER_ROOT_PACKAGES) | cksum))
 NEWER_ROOT_PINS := Package: *\nPin: release n=$(DEBIAN)\nPin-Priority: 100\n
 
+# Minimal root file systems, in which tests/release runs the archive of a release.
+DEBIAN_ROOTS := $(foreach release,bullseye bookworm trixie sid,build/debian/$(release).tar)
+
 # Changes with the list of packages, which then are unpacked again.
 TEST_ROOT_STAMP = $(TEST_ROOT)/.made-$(firstword $(shell echo $(TEST_ROOT_PACKAGES) | cksum))
 
@@ -90,7 +93,7 @@ SOURCES_STAMP := build/.sources-$(firstword $(shell echo $(SOURCES) | cksum))
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-all test-portable test-second-kernel mutants nightly demo bench bench-quick bench-newest bench-cluster image-tests reproducible clean \
-    needs-build needs-demo needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root agent-base new-agent-base agent-base-arm64 new-agent-base-arm64 \
+    needs-build needs-demo needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root debian-roots agent-base new-agent-base agent-base-arm64 new-agent-base-arm64 \
     agent-base-if-possible agent-base-arm64-if-possible \
     debian-kernel test-debian-kernel test-debian-kernels needs-debian-kernel newest-reference test-newest-reference test-clients test-deploy test-release test-arm64 test-cluster kubernetes kubernetes-cluster cluster test-kubernetes \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
@@ -174,6 +177,15 @@ new-newer-root:
 	    --include="$(NEWER_ROOT_PACKAGES)" $(DISTRIBUTION) $(NEWER_ROOT) "$$sources"
 	@ln -sf $(notdir $(realpath $(PYTHON))) $(NEWER_ROOT)$(PYTHON)
 	@$(call end_root,$(NEWER_ROOT),$(NEWER_ROOT_STAMP))
+
+debian-roots: $(DEBIAN_ROOTS) ## create minimal Debians 11, 12, 13 and sid for the tests of a release: build/debian (root; 2 minutes)
+
+build/debian/%.tar:
+	@$(call need,mmdebstrap)
+	@$(call say,debian-roots)
+	@mkdir -p $(@D) && sources=$$($(APT_SOURCES) $*) && $(call progress,$*) \
+	    mmdebstrap --quiet --format=tar --variant=minbase --dpkgopt=force-unsafe-io \
+	    --aptopt='Acquire::Check-Valid-Until "false"' --include=iptables $* $@.new "$$sources" && mv $@.new $@
 
 # The cache is outside the project: `make clean` keeps it, and other checkouts use it. The copy in build/ is visible in
 # the test root.

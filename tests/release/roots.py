@@ -21,7 +21,7 @@ from tests.support.processes import PATH
 _MAKE = """\
 set -e
 mount -t tmpfs podwire "$1" && cd "$1"
-mkdir up work root && cd root
+mkdir up work root && mount --bind root root && cd root
 mkdir -p usr etc dev proc tmp opt var/lib/dpkg/info var/lib/dpkg/updates var/lib/dpkg/triggers
 mount -t overlay -o "lowerdir=$2/usr,upperdir=$1/up,workdir=$1/work" podwire usr
 for name in bin lib lib64 sbin; do ln -s usr/$name $name; done
@@ -33,7 +33,7 @@ exec cat
 # An archive of a root file system, or the layers of an image, unpacked one over the other.
 _UNPACK = """\
 set -e
-mount -t tmpfs podwire "$1" && mkdir "$1/root" && cd "$1/root"
+mount -t tmpfs podwire "$1" && mkdir "$1/root" && mount --bind "$1/root" "$1/root" && cd "$1/root"
 shift
 for archive in "$@"; do tar -xf "$archive"; done
 mkdir -p dev proc && mount --rbind /dev dev && mount --rbind /proc proc

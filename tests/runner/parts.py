@@ -80,7 +80,8 @@ def test_all() -> list[Part]:
             bin_dir="dist/pyinstaller/bin",
         ),
         *(_pytest(f"hard-{share}", [f"--share={share}/{_HARD}", "tests/hard"], group="hard") for share in range(_HARD)),
-        _pytest("release", ["tests/release"], needs=(*_BUILT, "agent-base", "build-arm64")),
+        _make("debian-roots"),
+        _pytest("release", ["tests/release"], needs=(*_BUILT, "agent-base", "build-arm64", "debian-roots")),
         _pytest("deploy", ["tests/deploy"], needs=(*_BUILT, "agent-base")),
         _pytest("arm64", ["tests/arm64"], needs=(*_BUILT, "build-arm64")),
     )

@@ -34,7 +34,7 @@ SAMPLE = (
     *("golden", "golden_bandwidth", "golden_chained", "golden_portmap", "private_kernel", "kernel_nft"),
     *("kernel_traffic", "kernel_tap", "firewall_iptables", "firewall_nftables", "masquerade_nftables"),
     *("portmap_traffic", "sbr", "bridge_mac_spoof", "bridge_vlan", "vlan", "vrf", "vrf_traffic"),
-    *("dummy", "macvlan", "ipvlan", "tap"),
+    *("first_commands", "dummy", "macvlan", "ipvlan", "tap"),
     *("host_device", "loopback", "dhcp"),
 )
 _DIES_WITH_PARENT = ("setpriv", "--pdeathsig=KILL")
