@@ -93,7 +93,7 @@ SOURCES_STAMP := build/.sources-$(firstword $(shell echo $(SOURCES) | cksum))
 
 .DELETE_ON_ERROR:
 .PHONY: help venv binaries check test test-all test-portable test-second-kernel mutants nightly demo bench bench-quick bench-newest bench-cluster image-tests reproducible clean \
-    needs-build needs-demo needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root debian-roots agent-base new-agent-base agent-base-arm64 new-agent-base-arm64 \
+    needs-build needs-demo needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root agent-base new-agent-base agent-base-arm64 new-agent-base-arm64 \
     agent-base-if-possible agent-base-arm64-if-possible \
     debian-kernel test-debian-kernel test-debian-kernels needs-debian-kernel newest-reference test-newest-reference test-clients test-deploy test-release test-arm64 test-cluster kubernetes kubernetes-cluster cluster test-kubernetes \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
@@ -178,6 +178,7 @@ new-newer-root:
 	@ln -sf $(notdir $(realpath $(PYTHON))) $(NEWER_ROOT)$(PYTHON)
 	@$(call end_root,$(NEWER_ROOT),$(NEWER_ROOT_STAMP))
 
+.PHONY: debian-roots
 debian-roots: $(DEBIAN_ROOTS) ## create minimal Debians 11, 12, 13 and sid for the tests of a release: build/debian (root; 2 minutes)
 
 build/debian/%.tar:
