@@ -142,7 +142,8 @@ class Connections:
             return Untrusted(described, f"the certificate of {url} is not trusted: {error.args[0]}", fix)
         if isinstance(error, ConnectTimeoutError | NewConnectionError):
             fix = "check that the server runs, and the address and port"
-            return Unreachable(described, f"no connection to {url}: {error}", fix)
+            # urllib3's text has the address of an object in memory, so that each attempt would be another problem.
+            return Unreachable(described, f"no connection to {url}: {error.__cause__ or error.__context__}", fix)
         if isinstance(error, ReadTimeoutError):
             return OutcomeUnknown(described, f"{url} has sent no answer in time")
         return OutcomeUnknown(described, f"the connection to {url} was cut before an answer: {error}")

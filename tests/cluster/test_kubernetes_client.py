@@ -170,12 +170,14 @@ def test_a_list_of_other_objects_is_invalid(double, client, page):
 
 
 def test_a_stopped_server_is_unreachable(double, new_client):
-    """A port without a server is an error before sending, with a fix."""
+    """A port without a server is an error before sending, with the kernel's reason and a fix."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        error = error_of(new_client(url=f"https://127.0.0.1:{sock.getsockname()[1]}"))
+        url = f"https://127.0.0.1:{sock.getsockname()[1]}"
+        error = error_of(new_client(url=url))
     assert type(error) is Unreachable
-    assert "fix: check that the server runs, and the address and port" in str(error)
+    fix = "check that the server runs, and the address and port"
+    assert str(error).endswith(f": no connection to {url}: [Errno 111] Connection refused; fix: {fix}")
 
 
 def test_a_name_that_does_not_resolve_is_unreachable(new_client):
