@@ -82,6 +82,11 @@ class Node(Host):
         """Returns the command line that runs a program on the node."""
         return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--pid", "--ipc", "--uts", "--", *argv]
 
+    @property
+    def network(self) -> Namespace:
+        """The node's network namespace, for use in the tests' process."""
+        return machine.unnamed_namespace(f"/proc/{self.pid}/ns/net")
+
     @contextlib.contextmanager
     def running(self) -> Iterator[Self]:
         """Boots the node for the duration of the block; it has no daemons yet."""
@@ -156,7 +161,7 @@ class Node(Host):
 
     def network_of(self, address: str) -> Namespace:
         """Returns the network namespace of the pod with an address, for use in the tests' process."""
-        names = self.run("ls", "/run/netns").split()
+        names = self.namespaces_of_pods()
         (name,) = (one for one in names if f" {address}/" in self.run("ip", "-netns", one, "address", "show"))
         return machine.unnamed_namespace(f"/proc/{self.pid}/root/run/netns/{name}")
 
@@ -164,6 +169,10 @@ class Node(Host):
         """Returns the addresses that host-local has reserved for the node's pods."""
         names = self.run("ls", "/var/lib/cni/networks/podwire").split()
         return [name for name in names if not name.startswith(("last_reserved_ip", "lock"))]
+
+    def namespaces_of_pods(self) -> list[str]:
+        """Returns the names of the network namespaces that exist for pods."""
+        return self.run("ls", "/run/netns").split()
 
     def _kubelet_settings(self) -> dict[str, Any]:
         return {

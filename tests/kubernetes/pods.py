@@ -5,23 +5,23 @@ from typing import Any
 from tests.kubernetes import images
 
 Object = dict[str, Any]
-PORT, HOST_PORT = 8080, 30080
+PORT, UDP_PORT, HOST_PORT = 8080, 8081, 30080
 
 
 def daemon_set(name: str, *, host_port: int = 0) -> Object:
-    """Returns a DaemonSet whose pods answer HTTP requests on PORT: /hostname, /clientip."""
+    """Returns a DaemonSet whose pods answer HTTP requests on PORT (/hostname, /clientip) and UDP ones on UDP_PORT."""
     port = {"containerPort": PORT, **({"hostPort": host_port} if host_port else {})}
     container = {
         "name": "server",
         "image": images.AGNHOST,
-        "args": ["netexec", f"--http-port={PORT}"],
+        "args": ["netexec", f"--http-port={PORT}", f"--udp-port={UDP_PORT}"],
         "ports": [port],
         "readinessProbe": {"httpGet": {"path": "/healthz", "port": PORT}, "periodSeconds": 1},
     }
     labels = {"app": name}
     pod = {"metadata": {"labels": labels}, "spec": {"containers": [container], "terminationGracePeriodSeconds": 0}}
     spec = {"selector": {"matchLabels": labels}, "template": pod}
-    return {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": name}, "spec": spec}
+    return {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
 
 def service(name: str, **spec: Any) -> Object:
