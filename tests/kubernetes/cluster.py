@@ -23,6 +23,7 @@ from tests.support.machine import eventually
 GROUP_VARIABLE = "PODWIRE_CLUSTER_GROUP"  # the environment variable with the control group of a cluster
 KEEP_VARIABLE = "PODWIRE_CLUSTER_KEEP"  # not empty: the cluster stays after its tests until it is interrupted
 _READY_S = 300
+_MOST_NODES = 4
 _USAGE = """
 In another terminal, as root, in the project's directory:
 
@@ -55,7 +56,7 @@ class Cluster:
         self._archives: list[Path] = []
         group, links = os.environ[GROUP_VARIABLE], [plan.LINKS[number] for number in self.mode.links]
         self.nodes = [Node(number, link, directory / f"node-{number}", group) for number, link in enumerate(links, 1)]
-        self.control = ControlPlane(directory, [node.name for node in self.nodes])
+        self.control = ControlPlane(directory, [f"node-{number}" for number in range(1, _MOST_NODES + 1)])
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Self]:
@@ -77,6 +78,23 @@ class Cluster:
             self.control.route_to_pods()
             self.install()
             yield self
+
+    @contextlib.contextmanager
+    def added_node(self) -> Iterator[Node]:
+        """Adds a node on the first link for the duration of the block; it is registered when the block begins."""
+        first, number = self.nodes[0], len(self.nodes) + 1
+        node = Node(number, first.link, self.directory / f"node-{number}", os.environ[GROUP_VARIABLE])
+        with node.running():
+            self.nodes.append(node)
+            try:
+                node.start_containerd()
+                self.import_images(node)
+                self.start_daemons(node)
+                self.wait("nodes are registered", self._are_registered)
+                yield node
+            finally:
+                self.nodes.remove(node)
+        self.control.kubectl("delete", "node", node.name)
 
     def import_images(self, node: Node) -> None:
         """Loads the images on a node whose containerd runs."""

@@ -75,7 +75,7 @@ class Node(Host):
     def __init__(self, number: int, link: Link, disk: Path, group: str) -> None:
         self.name, self.link, self.address = f"node-{number}", link, link.address(number)
         self.disk, self.group, self.pid = disk, f"{group}/{self.name}", 0
-        self._wire = f"wire{number}"
+        self._wire, self.uplink = f"wire{number}", ""
         self._booted = contextlib.ExitStack()
 
     def nsenter(self, *argv: str) -> list[str]:
@@ -100,9 +100,7 @@ class Node(Host):
         """Starts the node's namespaces, with its disk."""
         self.disk.mkdir(exist_ok=True)
         self.pid = self._booted.enter_context(machine.first_process(*_UNSHARED))
-        peer = ("type", "veth", "peer", "name", "eth0", "netns", str(self.pid))
-        output("ip", "link", "add", self._wire, *peer)
-        output("ip", "link", "set", self._wire, "master", self.link.name, "up")
+        self._connect("eth0")
         variables = {"SCRATCH": self.disk, "CGROUP": self.group, "NAME": self.name, "ADDRESS": self.address}
         env = [f"{key}={value}" for key, value in {**variables, "GATEWAY": self.link.gateway}.items()]
         self.run("env", *env, "sh", "-c", _SETUP)
@@ -113,6 +111,18 @@ class Node(Host):
         self._booted.close()
         wire = Path("/sys/class/net", self._wire)
         assert eventually(lambda: not wire.exists(), within_s=300), f"{self.name} still runs"  # it may have many pods
+
+    def replace_uplink(self, name: str) -> None:
+        """Deletes the node's uplink, and creates one with another name and index, and the same address."""
+        output("ip", "link", "delete", self._wire)
+        self._connect(name)
+        self._set_address()
+
+    def change_address(self, address: str) -> None:
+        """Replaces the address of the uplink, and the routes that the kernel deletes with it."""
+        self.run("ip", "-4", "address", "flush", "dev", self.uplink)
+        self.address = address
+        self._set_address()
 
     def log(self, program: str) -> Path:
         """Returns the file with the output of a daemon."""
@@ -173,6 +183,17 @@ class Node(Host):
     def namespaces_of_pods(self) -> list[str]:
         """Returns the names of the network namespaces that exist for pods."""
         return self.run("ls", "/run/netns").split()
+
+    def _connect(self, name: str) -> None:
+        """Connects the node with its link by an interface of this name."""
+        output("ip", "link", "add", self._wire, "type", "veth", "peer", "name", name, "netns", str(self.pid))
+        output("ip", "link", "set", self._wire, "master", self.link.name, "up")
+        self.uplink = name
+
+    def _set_address(self) -> None:
+        self.run("ip", "address", "add", f"{self.address}/24", "dev", self.uplink)
+        self.run("ip", "link", "set", self.uplink, "up")
+        self.run("ip", "route", "add", "default", "via", self.link.gateway)
 
     def _kubelet_settings(self) -> dict[str, Any]:
         return {

@@ -10,6 +10,16 @@ PORT, UDP_PORT, HOST_PORT = 8080, 8081, 30080
 
 def daemon_set(name: str, *, host_port: int = 0) -> Object:
     """Returns a DaemonSet whose pods answer HTTP requests on PORT (/hostname, /clientip) and UDP ones on UDP_PORT."""
+    return _workload("DaemonSet", name, host_port)
+
+
+def deployment(name: str, replicas: int) -> Object:
+    """Returns a Deployment of pods with the same server."""
+    body = _workload("Deployment", name)
+    return {**body, "spec": {**body["spec"], "replicas": replicas}}
+
+
+def _workload(kind: str, name: str, host_port: int = 0) -> Object:
     port = {"containerPort": PORT, **({"hostPort": host_port} if host_port else {})}
     container = {
         "name": "server",
@@ -21,7 +31,7 @@ def daemon_set(name: str, *, host_port: int = 0) -> Object:
     labels = {"app": name}
     pod = {"metadata": {"labels": labels}, "spec": {"containers": [container], "terminationGracePeriodSeconds": 0}}
     spec = {"selector": {"matchLabels": labels}, "template": pod}
-    return {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": name, "labels": labels}, "spec": spec}
+    return {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name, "labels": labels}, "spec": spec}
 
 
 def service(name: str, **spec: Any) -> Object:

@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 
+from tests.kubernetes import plan
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.node import Node
 from tests.kubernetes.packets import Connection, Packets, Requests, Stream, added, dropped
-from tests.kubernetes.pods import UDP_PORT, daemon_set
+from tests.kubernetes.pods import UDP_PORT, daemon_set, deployment
 from tests.support import machine
-from tests.support.machine import eventually
+from tests.support.machine import eventually, unchanged
 from tests.support.namespaces import Namespace
 
-NAME = "life"
+NAME, MOVED = "life", "moved"
 _AWAY_S = 300
 _OUTSIDE = machine.unnamed_namespace("/proc/1/ns/net")  # the nodes' gateway
 _AGENT = ("--full", "podwire-agent --listen")
@@ -139,6 +140,25 @@ def test_api_server_away_loses_no_packet(cluster: Cluster, traffic: Traffic) -> 
         cluster.wait_for_rollout()
 
 
+def test_drained_node_keeps_nothing_of_its_pods(cluster: Cluster, traffic: Traffic) -> None:
+    """A node is drained: its pods appear on others, which lose no packet, and nothing of them remains."""
+    *others, node = cluster.nodes
+
+    def nodes_of_pods() -> list[str]:
+        pods = cluster.control.objects("pods", f"--selector=app={MOVED}")
+        return [pod["spec"]["nodeName"] for pod in pods if _is_ready(pod)]
+
+    cluster.control.apply(deployment(MOVED, 6))
+    cluster.wait("six pods are ready", lambda: len(nodes_of_pods()) == 6)
+    assert node.name in nodes_of_pods()
+    with traffic.flows(*others):
+        cluster.control.kubectl("drain", node.name, "--ignore-daemonsets")
+        cluster.wait("six pods are ready again", lambda: len(nodes_of_pods()) == 6 and node.name not in nodes_of_pods())
+        _assert_one_pod(node, traffic.address(node))
+        cluster.control.kubectl("uncordon", node.name)
+        cluster.control.kubectl("delete", f"deployment/{MOVED}")
+
+
 def test_rebooted_node_has_its_pods_again(cluster: Cluster, traffic: Traffic) -> None:
     """A node loses its power: others lose no packet, then its new pod answers, and nothing of the old one remains."""
     *others, node = cluster.nodes
@@ -176,10 +196,53 @@ def test_replaced_node_has_another_pod_cidr(cluster: Cluster, traffic: Traffic) 
         pass
 
 
+def test_added_node_is_reached(cluster: Cluster, traffic: Traffic) -> None:
+    """A node is added, and deleted later: others lose no packet, reach its pod, and have its route only meanwhile."""
+    first, second, _ = cluster.nodes
+    unchanged_routes = unchanged(lambda: {node.name: _routes(node) for node in (first, second)})
+    with unchanged_routes, traffic.flows(first, second), cluster.added_node() as node:
+        cluster.wait("its pod is ready", lambda: node.name in traffic.pods())
+        with traffic.flows(node, first), traffic.flows(second, node):
+            assert any(_pod_cidr(cluster, node) in route for route in _routes(first))
+
+
+def test_internal_ip_changes(cluster: Cluster, traffic: Traffic) -> None:
+    """A node gets another InternalIP, then the first one again: others lose no packet, and reach its pod."""
+    *others, node = cluster.nodes
+    for address in (node.link.address(99), node.address):
+        with traffic.flows(*others):
+            node.kill("kubelet")
+            node.change_address(address)
+            cluster.start_kubelet(node)
+            _assert_reached(cluster, traffic, node)
+
+
+def test_uplink_is_replaced(cluster: Cluster, traffic: Traffic) -> None:
+    """A node's uplink is replaced by one with another name and index: others lose no packet, and reach its pod."""
+    *others, node = cluster.nodes
+    for name in ("ens5", node.uplink):
+        with traffic.flows(*others):
+            node.replace_uplink(name)
+            _assert_reached(cluster, traffic, node)
+
+
+def _assert_reached(cluster: Cluster, traffic: Traffic, node: Node) -> None:
+    """Asserts that a node's pod is soon reached without a loss, and leaves the cluster by the node's address."""
+    with traffic.flows(cluster.nodes[0], node), traffic.flows(node, cluster.nodes[0]):
+        with node.network_of(traffic.address(node)).entered():
+            assert _get(f"http://{plan.GATEWAY}/clientip").rpartition(":")[0] == node.address
+        cluster.wait("the agent is ready", lambda: _is_satisfied(node))
+    assert node.run("/opt/cni/bin/podwire", "doctor").splitlines()[-1] == "0 problems, 0 warnings, 0 notes"
+
+
 def _assert_one_pod(node: Node, address: str) -> None:
     """Asserts that a node has one pod, with an address, and nothing of others."""
     assert eventually(lambda: (node.reserved_addresses(), len(node.namespaces_of_pods())) == ([address], 1))
     assert node.run("/opt/cni/bin/podwire", "doctor").splitlines()[-1] == "0 problems, 0 warnings, 0 notes"
+
+
+def _routes(node: Node) -> list[str]:
+    return node.run("ip", "route").splitlines()
 
 
 def _readyz(node: Node) -> str:
