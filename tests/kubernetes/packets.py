@@ -146,6 +146,7 @@ class Connection(Stream):
     def begin(self) -> None:
         """Connects."""
         self._client = socket.create_connection(self._server.getsockname(), _LOST_S)
+        self._served, _ = self._server.accept()
         self._echoing.start()
 
     def send(self) -> None:
@@ -159,16 +160,18 @@ class Connection(Stream):
             missing -= received
 
     def end(self) -> None:
-        """Closes the connection."""
+        """Closes the connection; each end for itself, for it may be cut."""
         self._client.close()
+        with contextlib.suppress(OSError):
+            self._served.shutdown(socket.SHUT_RDWR)
         self._echoing.join()
+        self._served.close()
         self._server.close()
 
     def _echo(self) -> None:
-        served, _ = self._server.accept()
-        with served, contextlib.suppress(OSError):
-            while received := served.recv(len(_MESSAGE)):
-                served.sendall(received)
+        with contextlib.suppress(OSError):
+            while received := self._served.recv(len(_MESSAGE)):
+                self._served.sendall(received)
 
 
 class Requests(Stream):

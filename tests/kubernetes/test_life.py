@@ -25,7 +25,7 @@ from tests.support.namespaces import Namespace
 
 NAME, MOVED = "life", "moved"
 _AWAY_S = 300
-_OUTSIDE = machine.unnamed_namespace("/proc/1/ns/net")  # the nodes' gateway
+_GATEWAY = machine.unnamed_namespace("/proc/1/ns/net")  # the nodes' gateway
 _AGENT = ("--full", "podwire-agent --listen")
 
 
@@ -57,27 +57,31 @@ class Traffic:
         """Asserts that nothing is lost in the block of the streams to the pod of a node, once each has begun."""
         pods = self.wait()
         client, server = (node.network_of(pods[node.name]["status"]["podIP"]) for node in (source, target))
-        places = (client, source.network, _OUTSIDE, target.network, server)
+        places = (client, source.network, _GATEWAY, target.network, server)
         before = dropped(places)
         with contextlib.ExitStack() as stack:
-            streams = [stack.enter_context(each) for each in self._streams(client, source, server, pods[target.name])]
+            streams = self._streams(client, source, server, pods[target.name])
+            for stream in streams.values():
+                stack.enter_context(stream)
             yield
             time.sleep(1)
         full = added(before, dropped(places))
-        for each in streams:
-            self.cluster.step(f"  {source.name} to {target.name}, {type(each).__name__}: {each.describe()}")
+        for name, stream in streams.items():
+            self.cluster.step(f"  {source.name} to {target.name}, {name}: {stream.describe()}")
         self.cluster.step(f"  {full} packets were dropped by full queues of this machine")
-        lost = {type(each).__name__: each.lost for each in streams if each.lost}
-        assert sum(map(len, lost.values())) <= full, lost
+        lost = {name: stream.lost[:9] for name, stream in streams.items() if stream.lost}
+        assert sum(len(stream.lost) for stream in streams.values()) <= full, lost
 
-    def _streams(self, client: Namespace, node: Node, server: Namespace, pod: dict[str, Any]) -> Iterator[Stream]:
-        """Yields the streams from the pod of a node, and from outside to its node port, to the pod of another one."""
+    def _streams(self, client: Namespace, node: Node, server: Namespace, pod: dict[str, Any]) -> dict[str, Stream]:
+        """Returns the streams from the pod of a node, and from outside to its node port, to the pod of another one."""
         address, name = pod["status"]["podIP"], pod["metadata"]["name"]
         cluster_ip, node_port = self._publish(f"{NAME}-{pod['spec']['nodeName']}", address)
-        yield Requests(client, cluster_ip, UDP_PORT, name)
-        yield Requests(_OUTSIDE, node.address, node_port, name)
-        yield Connection(client, server, address)
-        yield Packets(client, server, address)
+        return {
+            "to a Service": Requests(client, cluster_ip, UDP_PORT, name),
+            "to a node port": Requests(_GATEWAY, node.address, node_port, name),
+            "TCP": Connection(client, server, address),
+            "UDP": Packets(client, server, address),
+        }
 
     def _publish(self, name: str, address: str) -> tuple[str, int]:
         """Creates or changes a Service for one pod; returns its address and node port."""
