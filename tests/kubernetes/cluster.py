@@ -125,6 +125,8 @@ class Cluster:
         self.wait_for_rollout()
         self.step("podwire is installed")
         self.wait("nodes are ready", self.is_ready)
+        for node in self.nodes:
+            node.accept_errors()
 
     def wait_for_rollout(self) -> None:
         """Waits until podwire's agent is ready on all nodes, in the newest version."""

@@ -27,3 +27,4 @@ def cluster() -> Iterator[Cluster]:
         if os.environ.get(KEEP_VARIABLE):
             cluster.explain()
             signal.pause()
+        assert [line for node in cluster.nodes for line in node.cni_errors()] == []

@@ -5,6 +5,7 @@ One rule: nothing of a node outlives its first process, but its disk, the direct
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +19,7 @@ from tests.support.processes import output
 
 PAUSE = "k8s.gcr.io/pause:3.2"
 _SOCKET = "/run/containerd/containerd.sock"
+_ERROR = re.compile(r"E\d{4} |.* level=(error|fatal) ")  # of kubelet, of containerd
 _UNSHARED = ("--pid", "--ipc", "--uts", "--mount-proc")
 # Kubelet sets these for the whole kernel: each node has copies.
 _SYSCTLS = (
@@ -77,6 +79,7 @@ class Node(Host):
         self.disk, self.group, self.pid = disk, f"{group}/{self.name}", 0
         self._wire, self.uplink = f"wire{number}", ""
         self._booted = contextlib.ExitStack()
+        self._accepted_errors: list[str] = []
 
     def nsenter(self, *argv: str) -> list[str]:
         """Returns the command line that runs a program on the node."""
@@ -183,6 +186,16 @@ class Node(Host):
     def namespaces_of_pods(self) -> list[str]:
         """Returns the names of the network namespaces that exist for pods."""
         return self.run("ls", "/run/netns").split()
+
+    def cni_errors(self) -> list[str]:
+        """Returns the errors of containerd and kubelet that name CNI, without those before `accept_errors`."""
+        lines = [line for program in ("containerd", "kubelet") for line in self.log(program).read_text().splitlines()]
+        errors = [line for line in lines if _ERROR.match(line) and "cni" in line.lower()]
+        return [line for line in errors if line not in self._accepted_errors]
+
+    def accept_errors(self) -> None:
+        """Leaves the errors until now out of `cni_errors`: there are some while no network is installed."""
+        self._accepted_errors += self.cni_errors()
 
     def _connect(self, name: str) -> None:
         """Connects the node with its link by an interface of this name."""

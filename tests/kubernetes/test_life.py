@@ -196,6 +196,7 @@ def test_replaced_node_has_another_pod_cidr(cluster: Cluster, traffic: Traffic) 
         pods = ip_network(_pod_cidr(cluster, node))
         cluster.wait("its pod is new", lambda: ip_address(traffic.address(node)) in pods)
         cluster.wait_for_rollout()
+        node.accept_errors()
     with traffic.flows(others[0], node):
         pass
 
@@ -206,6 +207,7 @@ def test_added_node_is_reached(cluster: Cluster, traffic: Traffic) -> None:
     unchanged_routes = unchanged(lambda: {node.name: _routes(node) for node in (first, second)})
     with unchanged_routes, traffic.flows(first, second), cluster.added_node() as node:
         cluster.wait("its pod is ready", lambda: node.name in traffic.pods())
+        node.accept_errors()
         with traffic.flows(node, first), traffic.flows(second, node):
             assert any(_pod_cidr(cluster, node) in route for route in _routes(first))
 
