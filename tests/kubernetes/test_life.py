@@ -217,9 +217,10 @@ def test_internal_ip_changes(cluster: Cluster, traffic: Traffic) -> None:
     *others, node = cluster.nodes
     for address in (node.link.address(99), node.address):
         with traffic.flows(*others):
-            node.kill("kubelet")
+            for program in ("kubelet", "kube-proxy"):  # kube-proxy would notice after half a minute
+                node.kill(program)
             node.change_address(address)
-            cluster.start_kubelet(node)
+            cluster.start_daemons(node)
             _assert_reached(cluster, traffic, node)
 
 
