@@ -33,6 +33,8 @@ _LOGS = ROOT / "build" / "cluster-logs"
 _CHILD = "--in-namespaces"
 _TESTS = "tests/kubernetes"
 _SHORT = f"{_TESTS}/test_cluster.py"
+# In a mode before _SHORT: what the tunnel depends on.
+_FURTHER = {"vxlan": [f"{_TESTS}/test_life.py::test_{name}" for name in ("internal_ip_changes", "uplink_is_replaced")]}
 _PYTEST = (sys.executable, "-m", "pytest", "-s", "--timeout=0")
 _ISOLATED = ROOT / "tests" / "runner" / "isolated.sh"
 _ENTER = f"""#!/bin/sh
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     if options.every_mode:
         others = [mode for mode in MODES if mode != modes.DIRECT]
-        return max([_cluster(mode, [*_PYTEST, _SHORT], keep=False) for mode in others])
+        return max([_cluster(mode, [*_PYTEST, *_FURTHER.get(mode, []), _SHORT], keep=False) for mode in others])
     if options.test is None:
         return _cluster(options.mode, [sys.executable, "-m", __package__, _CHILD], keep=False)
     return _cluster(options.mode, [*_PYTEST, *(options.test or [_TESTS])], keep=options.keep)
