@@ -46,7 +46,7 @@ def _problem(one: InspectedPod, resolver: Address) -> tuple[str, str] | None:
     if choice.is_delivered and one.interior.names.get(choice.ifindex) != one.ifname:
         return None  # by another attachment
     if source is None or choice.kind not in (UNICAST, LOCAL):
-        return f"cannot be reached: it has no IPv{resolver.version} route to it", faults.RESOLVER_FIX
+        return f"cannot be reached: it has no IPv{resolver.version} route to it", _route_fix(one, resolver, source)
     gate = one.pod.gate.name if one.pod.gate else ""
     packet = Packet(resolver.version, source, resolver, UDP, None, _PORT, iif=gate)
     target = traverse(one.node.ruleset, packet, PREROUTING).packet.destination
@@ -63,6 +63,14 @@ def _problem(one: InspectedPod, resolver: Address) -> tuple[str, str] | None:
     if _is_no_pod(one, resolver):
         return "is no pod's address, although it is in the pods' subnet", faults.RESOLVER_FIX
     return None
+
+
+def _route_fix(one: InspectedPod, resolver: Address, source: Address | None) -> str:
+    """Returns the advice for a missing route: a route in IPAM, if the network has none and the pod can use it."""
+    if source is None or any(resolver in destination.network for destination, _ in one.expected_routes()):
+        return faults.RESOLVER_FIX
+    route = f'{{"dst": "{resolver}/{resolver.max_prefixlen}"}}'
+    return f'add {route} to "routes" of the network\'s "ipam", or {faults.RESOLVER_FIX}'
 
 
 def _is_no_pod(one: InspectedPod, address: Address) -> bool:

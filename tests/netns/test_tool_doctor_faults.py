@@ -5,10 +5,13 @@ tests/data/faults.toml has the faults that a shell command injects and a printed
 
 import os
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests.support.doctor_node import DoctorNode, list_problems
+from tests.support.machine import eventually
 from tests.support.namespaces import delete_and_wait
 from tests.support.netlist import NetworkList
 
@@ -40,6 +43,18 @@ def test_subnet_that_the_host_uses_before_the_first_pod(node, network, words, te
     assert finding["commands"] == []
     node.host.ip("link", "del", "lan")
     assert list_problems(node.list_findings()) == []
+
+
+def test_resolver_without_a_route(node, sandbox, tmp_path):
+    """The advice for a pod that has no route to its resolver names the route in IPAM first."""
+    node.attach(node.add_bridge(), sandbox)
+    (tmp_path / "resolv.conf").write_text("nameserver 10.96.0.10\n")
+    script = f"mount --make-rprivate /; mount --bind {tmp_path}/resolv.conf /etc/resolv.conf; exec sleep 60"
+    with sandbox.entered(), subprocess.Popen(["unshare", "--mount", "sh", "-ec", script]) as process:
+        assert eventually(lambda: "10.96.0.10" in Path(f"/proc/{process.pid}/root/etc/resolv.conf").read_text())
+        finding = node.find("pod-resolver-dead")
+        process.kill()
+    assert finding["cure"].startswith('add {"dst": "10.96.0.10/32"} to "routes" of the network\'s "ipam", or set ')
 
 
 HEALTHY = {  # shell commands on a node without pods
