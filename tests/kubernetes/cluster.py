@@ -15,7 +15,7 @@ from typing import Self
 from pack.release import agent_image
 from tests.kubernetes import control_plane, images, modes, plan
 from tests.kubernetes.control_plane import ControlPlane
-from tests.kubernetes.modes import MODES, Mode
+from tests.kubernetes.modes import Mode
 from tests.kubernetes.node import Node
 from tests.support import binaries, manifests
 from tests.support.machine import eventually
@@ -52,11 +52,14 @@ class Cluster:
     def __init__(self, directory: Path) -> None:
         self.step = Steps()
         self.directory = directory
-        self.mode = MODES[os.environ.get(modes.VARIABLE) or modes.DIRECT]
+        self.mode = modes.current()
         self._archives: list[Path] = []
-        group, links = os.environ[GROUP_VARIABLE], [plan.LINKS[number] for number in self.mode.links]
-        self.nodes = [Node(number, link, directory / f"node-{number}", group) for number, link in enumerate(links, 1)]
-        self.control = ControlPlane(directory, [f"node-{number}" for number in range(1, _MOST_NODES + 1)])
+        group, families = os.environ[GROUP_VARIABLE], self.mode.families
+        self.nodes = [
+            Node(number, link, families, directory / f"node-{number}", group)
+            for number, link in enumerate(self.mode.links, 1)
+        ]
+        self.control = ControlPlane(directory, [f"node-{number}" for number in range(1, _MOST_NODES + 1)], families)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Self]:
@@ -83,7 +86,8 @@ class Cluster:
     def added_node(self) -> Iterator[Node]:
         """Adds a node on the first link for the duration of the block; it is registered when the block begins."""
         first, number = self.nodes[0], len(self.nodes) + 1
-        node = Node(number, first.link, self.directory / f"node-{number}", os.environ[GROUP_VARIABLE])
+        group = os.environ[GROUP_VARIABLE]
+        node = Node(number, first.link, self.mode.families, self.directory / f"node-{number}", group)
         with node.running():
             self.nodes.append(node)
             try:

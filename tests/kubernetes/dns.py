@@ -2,12 +2,14 @@
 
 One rule: nothing is cached. A message has one question, and names are not compressed.
 
-    python -m tests.kubernetes.dns ADDRESS URL CA TOKEN_FILE
+    python -m tests.kubernetes.dns URL CA TOKEN_FILE ADDRESS...
 """
 
+import socket
 import struct
 import sys
 import threading
+from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from socketserver import BaseRequestHandler, StreamRequestHandler, ThreadingTCPServer, ThreadingUDPServer
@@ -53,8 +55,8 @@ def answer(names: Names, query: bytes) -> bytes:
     return query[:2] + header + query[12 : end + 5] + body
 
 
-def serve(names: Names, address: str) -> None:
-    """Answers questions at port 53 of an address, until the process is killed."""
+def serve(names: Names, addresses: Sequence[str]) -> None:
+    """Answers questions at port 53 of addresses, until the process is killed."""
 
     class Udp(BaseRequestHandler):
         def handle(self) -> None:
@@ -68,14 +70,16 @@ def serve(names: Names, address: str) -> None:
                 self.wfile.write(len(reply).to_bytes(2, "big") + reply)
 
     ThreadingTCPServer.request_queue_size = _BACKLOG
-    with ThreadingUDPServer((address, 53), Udp) as udp, ThreadingTCPServer((address, 53), Tcp) as tcp:
-        threading.Thread(target=udp.serve_forever, daemon=True).start()
-        tcp.serve_forever()
+    for server, handler in ((ThreadingUDPServer, Udp), (ThreadingTCPServer, Tcp)):
+        for address in addresses:
+            kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+            listening = type("Listening", (server,), {"address_family": kind})((address, 53), handler)
+            threading.Thread(target=listening.serve_forever).start()
 
 
-def main(address: str, url: str, ca: str, token_file: str) -> None:
+def main(url: str, ca: str, token_file: str, *addresses: str) -> None:
     """Serves the names of the cluster of an API server."""
-    serve(Names(ApiClient(Server(url, Path(ca)), Path(token_file)), address), address)
+    serve(Names(ApiClient(Server(url, Path(ca)), Path(token_file)), addresses), addresses)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ https://github.com/kubernetes/dns/blob/master/docs/specification.md
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
@@ -28,14 +28,14 @@ class Record(NamedTuple):
 class Names:
     """The names of a cluster; a look-up returns None for a name that does not exist."""
 
-    def __init__(self, client: ApiClient, world: str) -> None:
+    def __init__(self, client: ApiClient, world: Sequence[str]) -> None:
         self._client, self._world = client, world
 
     def records(self, name: str) -> list[Record] | None:
         """Returns all records of a name in lower case."""
         labels = tuple(name.split("."))
         if name == INTERNET_HOST:
-            return [_address(self._world)]
+            return [_address(ip) for ip in self._world]
         if labels[-1:] == ("arpa",):
             return self._reverse(labels)
         if labels[-2:] != DOMAIN:

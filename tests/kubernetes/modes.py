@@ -1,27 +1,30 @@
 """The modes of a cluster: how its nodes are connected, and which network podwire makes.
 
 One rule: a mode is a directory of deploy/ with the changes that deploy/README.md names. The first one has none.
+No mode has kube-proxy's IPVS, which the kernel of the tests lacks (CONFIG_IP_VS).
 """
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.kubernetes import plan
+from tests.kubernetes.plan import IPV4, IPV6, Family
 from tests.support import manifests
 
 Object = dict[str, Any]
 VARIABLE = "PODWIRE_CLUSTER_MODE"  # the environment variable with the name of the mode
 DIRECT = "direct"
-_ONE_LINK = (0, 0, 0)
+_ONE_LINK, _TWO_LINKS = (0, 0, 0), (0, 0, 1)
 
 
 @dataclass(frozen=True)
 class Mode:
-    """The link of each node, further arguments of the agent, a change of the network, and the directory of deploy/."""
+    """The IP versions, each node's link, arguments of the agent, a change of the network, the directory of deploy/."""
 
+    families: tuple[Family, ...] = (IPV4,)
     links: tuple[int, ...] = _ONE_LINK
     agent: tuple[str, ...] = ()
     change: Callable[[Object], Object] = lambda network: network
@@ -40,7 +43,7 @@ class Mode:
 
     def pools(self) -> Object | None:
         """Returns the pools of addresses, None for podCIDRs; they need the kinds of `objects`."""
-        pools = [{"name": "default", "cidrs": [plan.POD_CIDR]}]
+        pools = [{"name": "default", "cidrs": [family.pods for family in self.families]}]
         space = {"apiVersion": "podwire.io/v1", "kind": "IPSpace", "metadata": {"name": "default"}}
         return {**space, "spec": {"pools": pools}} if self.directory == manifests.POOLS_INSTALL else None
 
@@ -67,11 +70,18 @@ def _ptp(network: Object) -> Object:
 MODES = {
     DIRECT: Mode(),
     "router": Mode(links=(0, 1, 2)),  # each node on a link of its own: VXLAN, which the agent chooses
-    "mixed": Mode(links=(0, 0, 1)),
+    "mixed": Mode(links=_TWO_LINKS),
     "vxlan": Mode(agent=("--routes", "vxlan")),
+    "ipv6": Mode(families=(IPV6,), links=_TWO_LINKS),
+    "dual": Mode(families=(IPV4, IPV6), links=_TWO_LINKS),
     "iptables": Mode(change=_backend("iptables")),
     "nftables": Mode(change=_backend("nftables")),
     "ptp": Mode(change=_ptp),
     # Namespaces have neither a product UUID nor a permanent MAC address.
     "pools": Mode(directory=manifests.POOLS_INSTALL, agent=("--machine", "$(NODE_NAME)")),
 }
+
+
+def current() -> Mode:
+    """Returns the mode that the environment names."""
+    return MODES[os.environ.get(VARIABLE) or DIRECT]

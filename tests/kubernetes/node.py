@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.kubernetes import plan
-from tests.kubernetes.plan import Link
+from tests.kubernetes.plan import Family
 from tests.support import machine
 from tests.support.machine import BIN_DIR, CONF_DIR, Host, eventually
 from tests.support.namespaces import Namespace
@@ -50,13 +50,17 @@ done
 rm -rf /etc/cni /opt/cni /etc/resolv.conf
 mkdir -p {CONF_DIR} {BIN_DIR} /etc/containers
 printf '[network]\ncni_plugin_dirs = ["{BIN_DIR}"]\n' >/etc/containers/containers.conf  # of podman, which the node has
-echo "nameserver $GATEWAY" >/etc/resolv.conf
 hostname "$NAME"
-echo "$ADDRESS $NAME" >>/etc/hosts
 ip link set lo up
-ip address add "$ADDRESS/24" dev eth0
 ip link set eth0 up
-ip route add default via "$GATEWAY"
+for address in $ADDRESSES; do
+    ip address add "$address" dev eth0
+    echo "${{address%/*}} $NAME" >>/etc/hosts
+done
+for gateway in $GATEWAYS; do
+    ip route add default via "$gateway"
+    echo "nameserver $gateway" >>/etc/resolv.conf
+done
 mount --make-rshared /  # for volumes, and the namespaces of pods
 """
 _CONTAINERD = f"""version = 2
@@ -72,10 +76,14 @@ _CONTAINERD = f"""version = 2
 
 
 class Node(Host):
-    """A node, which runs inside `running()`; `group` is the control group of the cluster."""
+    """A node, which runs inside `running()`; `group` is the control group of the cluster.
 
-    def __init__(self, number: int, link: Link, disk: Path, group: str) -> None:
-        self.name, self.link, self.address = f"node-{number}", link, link.address(number)
+    `addresses` has the node's InternalIP of each IP version.
+    """
+
+    def __init__(self, number: int, link: int, families: Sequence[Family], disk: Path, group: str) -> None:
+        self.name, self.link, self.families = f"node-{number}", link, families
+        self.addresses = {family: family.node(link, number) for family in families}
         self.disk, self.group, self.pid = disk, f"{group}/{self.name}", 0
         self._wire, self.uplink = f"wire{number}", ""
         self._booted = contextlib.ExitStack()
@@ -84,6 +92,11 @@ class Node(Host):
     def nsenter(self, *argv: str) -> list[str]:
         """Returns the command line that runs a program on the node."""
         return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--pid", "--ipc", "--uts", "--", *argv]
+
+    @property
+    def address(self) -> str:
+        """The node's first InternalIP."""
+        return self.addresses[self.families[0]]
 
     @property
     def network(self) -> Namespace:
@@ -104,8 +117,14 @@ class Node(Host):
         self.disk.mkdir(exist_ok=True)
         self.pid = self._booted.enter_context(machine.first_process(*_UNSHARED))
         self._connect("eth0")
-        variables = {"SCRATCH": self.disk, "CGROUP": self.group, "NAME": self.name, "ADDRESS": self.address}
-        env = [f"{key}={value}" for key, value in {**variables, "GATEWAY": self.link.gateway}.items()]
+        variables = {
+            "SCRATCH": self.disk,
+            "CGROUP": self.group,
+            "NAME": self.name,
+            "ADDRESSES": " ".join(family.on_link(self.link, one) for family, one in self.addresses.items()),
+            "GATEWAYS": " ".join(family.gateway(self.link) for family in self.families),
+        }
+        env = [f"{key}={value}" for key, value in variables.items()]
         self.run("env", *env, "sh", "-c", _SETUP)
         (self.disk / "pid").write_text(str(self.pid))
 
@@ -122,9 +141,9 @@ class Node(Host):
         self._set_address()
 
     def change_address(self, address: str) -> None:
-        """Replaces the address of the uplink, and the routes that the kernel deletes with it."""
-        self.run("ip", "-4", "address", "flush", "dev", self.uplink)
-        self.address = address
+        """Replaces the first address of the uplink, and the routes that the kernel deletes with it."""
+        self.run("ip", "address", "flush", "dev", self.uplink, "scope", "global")
+        self.addresses[self.families[0]] = address
         self._set_address()
 
     def log(self, program: str) -> Path:
@@ -153,7 +172,8 @@ class Node(Host):
             *(str(plan.PROGRAMS / "kubelet"), "--config=/etc/kubernetes/kubelet.json"),
             *("--kubeconfig=/etc/kubernetes/kubelet.conf", f"--hostname-override={self.name}"),
             *("--container-runtime=remote", f"--container-runtime-endpoint=unix://{_SOCKET}"),
-            *(f"--node-ip={self.address}", "--cert-dir=/var/lib/kubelet/pki"),
+            *(f"--node-ip={','.join(self.addresses.values())}", "--cert-dir=/var/lib/kubelet/pki"),
+            *plan.gates(self.families),
             log=self.log("kubelet"),
         )
 
@@ -162,8 +182,8 @@ class Node(Host):
         self.write(Path("/etc/kubernetes/kube-proxy.conf"), kubeconfig)
         self.start(
             *(str(plan.PROGRAMS / "kube-proxy"), "--kubeconfig=/etc/kubernetes/kube-proxy.conf"),
-            *(f"--hostname-override={self.name}", f"--cluster-cidr={plan.POD_CIDR}", "--oom-score-adj=0"),
-            *("--conntrack-max-per-core=0", "--conntrack-min=0"),
+            *(f"--hostname-override={self.name}", f"--cluster-cidr={plan.pod_cidrs(self.families)}"),
+            *("--oom-score-adj=0", "--conntrack-max-per-core=0", "--conntrack-min=0", *plan.gates(self.families)),
             log=self.log("kube-proxy"),
         )
 
@@ -200,23 +220,25 @@ class Node(Host):
     def _connect(self, name: str) -> None:
         """Connects the node with its link by an interface of this name."""
         output("ip", "link", "add", self._wire, "type", "veth", "peer", "name", name, "netns", str(self.pid))
-        output("ip", "link", "set", self._wire, "master", self.link.name, "up")
+        output("ip", "link", "set", self._wire, "master", plan.BRIDGES[self.link], "up")
         self.uplink = name
 
     def _set_address(self) -> None:
-        self.run("ip", "address", "add", f"{self.address}/24", "dev", self.uplink)
         self.run("ip", "link", "set", self.uplink, "up")
-        self.run("ip", "route", "add", "default", "via", self.link.gateway)
+        for family, address in self.addresses.items():
+            self.run("ip", "address", "add", family.on_link(self.link, address), "dev", self.uplink)
+            self.run("ip", "route", "add", "default", "via", family.gateway(self.link))
 
     def _kubelet_settings(self) -> dict[str, Any]:
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
+            "address": "::",
             "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
             "authorization": {"mode": "AlwaysAllow"},
             "cgroupDriver": "cgroupfs",
             "cgroupRoot": f"/{self.group}",
-            "clusterDNS": [plan.DNS],
+            "clusterDNS": [self.families[0].dns],
             "clusterDomain": "cluster.local",
             "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
             "failSwapOn": False,

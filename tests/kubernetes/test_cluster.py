@@ -6,38 +6,52 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kubernetes import plan
+from tests.kubernetes import modes
 from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.plan import Family
 from tests.kubernetes.pods import HOST_PORT, PORT, daemon_set, service
 
 NAME = "web"
 
 
 class Web:
-    """The pods of a DaemonSet on all nodes, and its Service."""
+    """The pods of a DaemonSet on all nodes, and its Service: their addresses of one IP version."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.control = cluster.control
+    def __init__(self, cluster: Cluster, family: Family) -> None:
+        self.control, self.family = cluster.control, family
+        number = cluster.mode.families.index(family)
+        self.nodes = {node.name: node.addresses[family] for node in cluster.nodes}
         self.pods = {pod["spec"]["nodeName"]: pod for pod in self.control.objects("pods", f"--selector=app={NAME}")}
-        self.addresses = {node: pod["status"]["podIP"] for node, pod in self.pods.items()}
+        self.addresses = {node: pod["status"]["podIPs"][number]["ip"] for node, pod in self.pods.items()}
         self.names = {node: pod["metadata"]["name"] for node, pod in self.pods.items()}
         (self.service,) = self.control.objects("services", f"--field-selector=metadata.name={NAME}")
+        self.address = self.service["spec"]["clusterIPs"][number]
 
-    def get(self, node: str, host: str, path: str = "hostname") -> str:
+    def get(self, node: str, host: str, port: int = 80, path: str = "hostname") -> str:
         """Returns what the pod of a node gets by HTTP from a host and port."""
-        words = ("curl", "--silent", "--show-error", "--max-time", "10", f"http://{host}/{path}")
-        return self.control.kubectl("exec", self.names[node], "--", *words).strip()
+        words = ("curl", "--silent", "--show-error", "--max-time", "10", f"--{self.family.name.lower()}")
+        return self.control.kubectl("exec", self.names[node], "--", *words, f"{_url(host, port)}/{path}").strip()
+
+    def client(self, node: str, host: str, port: int = 80) -> str:
+        """Returns the address of the pod of a node as a host sees it."""
+        return self.get(node, host, port, "clientip").rpartition(":")[0].strip("[]")
 
 
 @pytest.fixture(scope="module")
-def web(cluster: Cluster) -> Iterator[Web]:
+def running(cluster: Cluster) -> Iterator[None]:
     """A running DaemonSet with a host port, and its Service with a node port."""
-    objects = (daemon_set(NAME, host_port=HOST_PORT), service(NAME, type="NodePort"))
+    objects = (daemon_set(NAME, host_port=HOST_PORT), service(NAME, type="NodePort", ipFamilyPolicy="PreferDualStack"))
     cluster.control.apply(*objects)
     cluster.control.kubectl("rollout", "status", f"daemonset/{NAME}", "--timeout=120s")
     cluster.step("a pod runs on each node")
-    yield Web(cluster)
+    yield
     cluster.control.kubectl("delete", f"daemonset/{NAME}", f"service/{NAME}")
+
+
+@pytest.fixture(scope="module", params=modes.current().families, ids=lambda family: family.name)
+def web(cluster: Cluster, running: None, request: pytest.FixtureRequest) -> Web:
+    """The DaemonSet by each IP version of the mode."""
+    return Web(cluster, request.param)
 
 
 def test_nodes_are_ready(cluster: Cluster) -> None:
@@ -47,45 +61,48 @@ def test_nodes_are_ready(cluster: Cluster) -> None:
     assert sorted(pod["spec"]["nodeName"] for pod in pods) == [node.name for node in cluster.nodes]
 
 
-def test_pods_reach_each_other(cluster: Cluster, web: Web) -> None:
+def test_pods_reach_each_other(web: Web) -> None:
     """A pod of each node reaches the pods of all nodes, which see its address."""
     for source, target in itertools.product(web.names, repeat=2):
-        assert web.get(source, f"{web.addresses[target]}:{PORT}") == web.names[target]
-        seen = web.get(source, f"{web.addresses[target]}:{PORT}", "clientip").rpartition(":")[0]
-        assert seen == web.addresses[source]
+        assert web.get(source, web.addresses[target], PORT) == web.names[target]
+        assert web.client(source, web.addresses[target], PORT) == web.addresses[source]
 
 
-def test_service_answers(cluster: Cluster, web: Web) -> None:
+def test_service_answers(web: Web) -> None:
     """Pods reach a Service by its name and its address, and each of its pods answers."""
     for node in web.names:
         seen = {web.get(node, NAME) for _ in range(20)}
-        seen |= {web.get(node, web.service["spec"]["clusterIP"]) for _ in range(10)}
+        seen |= {web.get(node, web.address) for _ in range(10)}
         assert seen == set(web.names.values())
 
 
-def test_host_and_node_ports_answer(cluster: Cluster, web: Web) -> None:
+def test_host_and_node_ports_answer(web: Web) -> None:
     """The host port of each node reaches the pod of that node, the node port any pod: from outside and from pods."""
     node_port = web.service["spec"]["ports"][0]["nodePort"]
-    for node in cluster.nodes:
-        assert _get(f"http://{node.address}:{HOST_PORT}/hostname") == web.names[node.name]
-        assert _get(f"http://{node.address}:{node_port}/hostname") in web.names.values()
+    for node, address in web.nodes.items():
+        assert _get(address, HOST_PORT) == web.names[node]
+        assert _get(address, node_port) in web.names.values()
         for source in web.names:
-            assert web.get(source, f"{node.address}:{HOST_PORT}") == web.names[node.name]
+            assert web.get(source, address, HOST_PORT) == web.names[node]
 
 
-def test_world_sees_the_address_of_the_node(cluster: Cluster, web: Web) -> None:
+def test_world_sees_the_address_of_the_node(web: Web) -> None:
     """Pods reach a host outside the cluster, which sees the address of their node."""
-    for node in cluster.nodes:
-        assert web.get(node.name, plan.GATEWAY, "clientip").rpartition(":")[0] == node.address
+    for node, address in web.nodes.items():
+        assert web.client(node, web.family.gateway()) == address
 
 
-def test_doctor_accepts_the_nodes(cluster: Cluster, web: Web) -> None:
+def test_doctor_accepts_the_nodes(cluster: Cluster, running: None) -> None:
     """`podwire doctor` reports nothing on any node while pods run."""
     for node in cluster.nodes:
         assert node.run("/opt/cni/bin/podwire", "doctor").splitlines()[-1] == "0 problems, 0 warnings, 0 notes"
 
 
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+def _url(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _get(host: str, port: int) -> str:
+    with urllib.request.urlopen(f"{_url(host, port)}/hostname", timeout=10) as answer:
         body: bytes = answer.read()
         return body.decode()

@@ -215,7 +215,7 @@ def test_added_node_is_reached(cluster: Cluster, traffic: Traffic) -> None:
 def test_internal_ip_changes(cluster: Cluster, traffic: Traffic) -> None:
     """A node gets another InternalIP, then the first one again: others lose no packet, and reach its pod."""
     *others, node = cluster.nodes
-    for address in (node.link.address(99), node.address):
+    for address in (plan.IPV4.node(node.link, 99), node.address):
         with traffic.flows(*others):
             for program in ("kubelet", "kube-proxy"):  # kube-proxy would notice after half a minute
                 node.kill(program)
@@ -237,7 +237,7 @@ def _assert_reached(cluster: Cluster, traffic: Traffic, node: Node) -> None:
     """Asserts that a node's pod is soon reached without a loss, and leaves the cluster by the node's address."""
     with traffic.flows(cluster.nodes[0], node), traffic.flows(node, cluster.nodes[0]):
         with node.network_of(traffic.address(node)).entered():
-            assert _get(f"http://{plan.GATEWAY}/clientip").rpartition(":")[0] == node.address
+            assert _get(f"http://{plan.IPV4.gateway()}/clientip").rpartition(":")[0] == node.address
         cluster.wait("the agent is ready", lambda: _is_satisfied(node))
     assert node.run("/opt/cni/bin/podwire", "doctor").splitlines()[-1] == "0 problems, 0 warnings, 0 notes"
 

@@ -45,7 +45,7 @@ class KubeApiServer:
         self.directory, self.certificates, self.address, self.options = directory, certificates, address, options
         self.etcd = Etcd(BUILT / "etcd", directory)
         self.port = port or free_port(address)
-        self.url = f"https://{address}:{self.port}"
+        self.url = f"https://{f'[{address}]' if ':' in address else address}:{self.port}"
         (directory / "tokens.csv").write_text(tokens)
         self._log = directory / "kube-apiserver.log"
         self._process: subprocess.Popen[bytes] | None = None
