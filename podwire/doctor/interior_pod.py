@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from shlex import quote
 
 from attachment.sandbox import gateway_of
-from cni.address import Address, Cidr, Network
+from cni.address import Address, Cidr, Network, host_cidr
 from kernel.link import Link
 from podwire.doctor.finding import Fault, Finding, Severity
 from podwire.doctor.node import CheckedNode
@@ -46,10 +46,14 @@ class InspectedPod:
         return [ip.address.network for ip in self.pod.attachment.typed_result.ips]
 
     def expected_routes(self) -> list[tuple[Cidr, Address | None]]:
-        """Returns the routes of ADD's result, with their gateways; those in a VRF are in another table."""
+        """Returns the routes of ADD's result, with their gateways; those in a VRF are in another table.
+
+        A route to the gateway itself has none: a libcni before CNI 1.1 writes the cache without its scope.
+        """
         result = self.pod.attachment.typed_result
         is_in_vrf = any(plugin["type"] == "vrf" for plugin in self.pod.item.network.plugins)
-        return [(one.dst, gateway_of(one, result.ips)) for one in result.routes if not (one.table or is_in_vrf)]
+        routes = [(one.dst, gateway_of(one, result.ips)) for one in result.routes if not (one.table or is_in_vrf)]
+        return [(dst, None if gateway and dst == host_cidr(gateway) else gateway) for dst, gateway in routes]
 
     def restore(
         self, link: Link, *, up: bool = False, remove: Sequence[Cidr] = (), behind: Sequence[Cidr] = ()

@@ -3,6 +3,7 @@
 tests/data/faults.toml has the faults that a shell command injects and a printed command ends.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel.route import SCOPE_LINK
 from tests.support.doctor_node import DoctorNode, list_problems
 from tests.support.machine import eventually
 from tests.support.namespaces import delete_and_wait
@@ -55,6 +57,19 @@ def test_resolver_without_a_route(node, sandbox, tmp_path):
         finding = node.find("pod-resolver-dead")
         process.kill()
     assert finding["cure"].startswith('add {"dst": "10.96.0.10/32"} to "routes" of the network\'s "ipam", or set ')
+
+
+@pytest.mark.parametrize(("address", "gateway"), [("10.9.0.5/32", "10.9.1.1"), ("fd00:9::5/128", "fd00:9::1:1")])
+def test_gateway_outside_of_the_subnet(node, sandbox, address, gateway):
+    """The route to a gateway outside of the pod's subnet is no fault, of which an old libcni drops the scope."""
+    ipam = {"type": "static", "addresses": [{"address": address, "gateway": gateway}]}
+    network = node.add_bridge(ipam=ipam, isDefaultGateway=True)
+    node.attach(network, sandbox)
+    file = node.cache_file(network, sandbox)
+    entry = json.loads(file.read_text())
+    assert [route.pop("scope", None) for route in entry["result"]["routes"]] == [SCOPE_LINK, None]
+    file.write_text(json.dumps(entry))
+    assert list_problems(node.list_findings()) == []
 
 
 HEALTHY = {  # shell commands on a node without pods
