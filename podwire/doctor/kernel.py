@@ -150,11 +150,13 @@ def _connections(node: CheckedNode) -> Iterator[Finding]:
 
 
 def _neighbours(node: CheckedNode) -> Iterator[Finding]:
+    # All namespaces share the tables: they have the host's entry for each pod, and the pod's for its gateway.
     for version, name in _NEIGHBOURS.items():
         maximum = _number(name)
         pods = sum(any(ip.address.version == version for ip in one.typed_result.ips) for one in node.running)
-        if maximum and pods * 100 >= maximum * _FULL_PERCENT:
-            text = f"{pods} pods, but at most {maximum} neighbours"
+        neighbours = 2 * pods
+        if maximum and neighbours * 100 >= maximum * _FULL_PERCENT:
+            text = f"{pods} pods are {neighbours} neighbours, but the table has at most {maximum}"
             yield _TABLE.finding(f"net/{name}", text, ShellCommand(sysctl.command(name, str(4 * maximum))))
 
 

@@ -89,12 +89,12 @@ def test_full_connection_table(node, settings, count, is_reported):
 
 
 def test_full_neighbour_table(node, settings, tmp_path):
-    """A neighbour table that is not larger than the number of running pods is reported."""
-    settings["ipv4/neigh/default/gc_thresh3"] = "2"
+    """A neighbour table that has no room for two entries of each running pod is reported."""
+    settings["ipv4/neigh/default/gc_thresh3"] = "4"
     for container in ("c2", "c3"):
         write_cache_entry(tmp_path, container)
     (finding,) = run_check(node, "neighbours")
-    assert (finding.name, finding.fix) == ("neighbours-full", "sysctl -w net/ipv4/neigh/default/gc_thresh3=8")
+    assert (finding.name, finding.fix) == ("neighbours-full", "sysctl -w net/ipv4/neigh/default/gc_thresh3=16")
 
 
 @pytest.mark.parametrize(("accept", "is_reported"), [("1", True), ("2", False), ("0", False)])
