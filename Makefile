@@ -213,7 +213,7 @@ cluster: binaries test-root agent-base kubernetes-cluster ## start a Kubernetes 
 
 test-kubernetes: binaries test-root agent-base kubernetes-cluster ## run upstream's tests on such clusters; KEEP=1: the first one stays until Ctrl-C (root; 25 minutes)
 	@$(call say,test-kubernetes)
-	@$(PY) -m tests.kubernetes $(if $(KEEP),--keep) --test && $(PY) -m tests.kubernetes --every-mode
+	@$(PY) -m tests.kubernetes $(if $(KEEP),--keep) --test $(if $(NIGHTLY),tests/kubernetes --nightly) && $(PY) -m tests.kubernetes --every-mode
 
 agent-base: ## create the Debian root file system of the node agent's image (root; a minute)
 	@[ -e $(AGENT_BASE_STAMP) ] && [ -e $(AGENT_BASE) ] || $(MAKE) --no-print-directory new-agent-base
@@ -299,7 +299,7 @@ nightly: needs-test binaries kubernetes ## run all of tests/hard, then tests/net
 	@$(PY) -m tests.promises
 	@$(PYTHON) -m tests.runner cluster clients newer-clients
 	@$(PY) -m tests.clients.tested
-	@$(MAKE) --no-print-directory test-kubernetes test-newest-reference test-second-kernel test-debian-kernels test-portable
+	@$(MAKE) --no-print-directory NIGHTLY=1 test-kubernetes test-newest-reference test-second-kernel test-debian-kernels test-portable
 
 demo: binaries needs-demo ## show what the plugins do, step by step (root; 10 seconds after the build)
 	@$(call say,demo)

@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--report", metavar="FILE", type=Path, help="write the outcome of each test on this kernel, as JSON"
     )
     parser.addoption(
-        "--nightly", action="store_true", help="tests/hard: all, for hours; tests/unit: 1,000 examples; pools: longer"
+        "--nightly", action="store_true", help="tests/hard: all, for hours; tests/unit: 1,000 examples; others: longer"
     )
     about = "run only the tests of the reference plugins; REFERENCE is the directory of the newest ones"
     parser.addoption("--newest-reference", action="store_true", help=about)

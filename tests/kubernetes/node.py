@@ -244,6 +244,9 @@ class Node(Host):
             "failSwapOn": False,
             "imageGCHighThresholdPercent": 100,
             "imageMinimumGCAge": "24h",
+            "kubeAPIBurst": 200,
+            "kubeAPIQPS": 100,
+            "maxPods": 254,  # pods of a podCIDR, and the agent's
             "nodeStatusUpdateFrequency": "5s",
             "oomScoreAdj": 0,
             "resolvConf": "/etc/resolv.conf",

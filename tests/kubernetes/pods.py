@@ -38,3 +38,17 @@ def service(name: str, **spec: Any) -> Object:
     """Returns a Service for the pods of the DaemonSet of this name."""
     body = {"selector": {"app": name}, "ports": [{"port": 80, "targetPort": PORT}], **spec}
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": body}
+
+
+def deployment(name: str, group: str, node: str | None, annotations: dict[str, str]) -> Object:
+    """Returns a Deployment without pods yet, which do nothing; they run on a node if it has a name."""
+    labels = {"app": name, "group": group}
+    spec = {
+        "containers": [{"name": "pause", "image": images.PAUSE}],
+        "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False,
+        "nodeSelector": {"kubernetes.io/hostname": node} if node else {},
+    }
+    template = {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
+    body = {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "labels": labels}, "spec": body}

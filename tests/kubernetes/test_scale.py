@@ -1,64 +1,109 @@
-"""Many pods come and go: what the network has of them on each node goes with them."""
+"""Hundreds of pods come and go: each has an address, and what the network has of them on a node goes with them."""
 
-from typing import Any
+import contextlib
+import re
+import time
+from collections.abc import Iterator
 
-from tests.kubernetes import images
+import pytest
+
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.node import Node
+from tests.kubernetes.pods import daemon_set, deployment
 from tests.support.machine import unchanged
 
-NAME, PODS, TIMES = "many", 60, 2
+LABEL = "scale"
+FULL = 250  # a podCIDR has 253 addresses
+TIMES, NIGHTLY_TIMES = 2, 5
+DEPLOYMENTS, REPLICAS = 30, 20
+SAMPLE = 200  # two neighbors each in the table of this kernel, which has room for 1,024 of all nodes and pods
+_CNI_ERROR = re.compile(r"(level=error|^E\d{4} ).*(cni|plugin type|network for sandbox)", re.IGNORECASE)
+_LIMITS = dict.fromkeys(("kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"), "10M")
 
 
-def test_pods_leave_nothing(cluster: Cluster) -> None:
-    """Links, routes, rules, addresses and files of each node equal the start after pods were created and deleted."""
-    cluster.control.apply(_deployment())
-    _scale(cluster, 9)  # the first pods leave what stays by design
-    _scale(cluster, 0)
-    errors = {node.name: _errors(node) for node in cluster.nodes}
-    with unchanged(lambda: {node.name: _picture(node) for node in cluster.nodes}):
-        for _ in range(TIMES):
-            _scale(cluster, PODS)
-            assert all(len(node.reserved_addresses()) > 10 for node in cluster.nodes)
+@pytest.fixture(scope="module", autouse=True)
+def first_pods(cluster: Cluster) -> None:
+    """Each node had a pod: the first one leaves what stays by design."""
+    cluster.control.apply(daemon_set("first"))
+    cluster.control.kubectl("rollout", "status", "daemonset/first", "--timeout=120s")
+    cluster.control.kubectl("delete", "daemonset/first")
+    _wait_until_none(cluster)
+
+
+def test_full_node(cluster: Cluster, pytestconfig: pytest.Config) -> None:
+    """A node has 250 pods, repeatedly."""
+    with _deployments(cluster, 1, node=cluster.nodes[0]):
+        for _ in range(NIGHTLY_TIMES if pytestconfig.getoption("--nightly") else TIMES):
+            _scale(cluster, FULL)
+            _assert_addresses(cluster, FULL)
             _scale(cluster, 0)
-    assert {node.name: _errors(node) for node in cluster.nodes} == errors
-    cluster.control.kubectl("delete", f"deployment/{NAME}")
 
 
-def _scale(cluster: Cluster, pods: int) -> None:
-    cluster.control.kubectl("scale", f"deployment/{NAME}", f"--replicas={pods}")
+def test_pods_of_many_deployments(cluster: Cluster) -> None:
+    """30 Deployments have 20 pods each, with limited bandwidth, at once."""
+    with _deployments(cluster, DEPLOYMENTS, annotations=_LIMITS):
+        _scale(cluster, REPLICAS)
+        _assert_addresses(cluster, DEPLOYMENTS * REPLICAS)
+        _scale(cluster, 0)
 
-    def has_ended() -> bool:
-        running = cluster.control.objects("pods", f"--selector=app={NAME}")
-        if any("podIP" not in one["status"] for one in running):
-            return False
-        return len(running) == pods and (bool(pods) or not any(node.reserved_addresses() for node in cluster.nodes))
 
-    cluster.wait(f"{pods} pods have addresses", has_ended)
+@contextlib.contextmanager
+def _deployments(
+    cluster: Cluster, number: int, *, node: Node | None = None, annotations: dict[str, str] | None = None
+) -> Iterator[None]:
+    """Creates Deployments without pods; asserts that nothing of their pods remains, and no error of the network."""
+    names = [f"{LABEL}-{one}" for one in range(number)]
+    cluster.control.apply(*(deployment(name, LABEL, node.name if node else None, annotations or {}) for name in names))
+    errors = {one.name: _errors(one) for one in cluster.nodes}
+    with unchanged(lambda: {one.name: _picture(one) for one in cluster.nodes}):
+        yield
+    assert {one.name: _errors(one) for one in cluster.nodes} == errors
+    cluster.control.kubectl("delete", "deployments", f"--selector=group={LABEL}")
+
+
+def _scale(cluster: Cluster, replicas: int) -> None:
+    """Scales all Deployments; returns when all pods run, or nothing runs and no address is reserved."""
+    start = time.monotonic()
+    cluster.control.kubectl("scale", "deployments", f"--selector=group={LABEL}", f"--replicas={replicas}")
+    for name in cluster.control.kubectl("get", "deployments", f"--selector=group={LABEL}", "--output=name").split():
+        cluster.control.kubectl("rollout", "status", name)
+    if not replicas:
+        _wait_until_none(cluster)
+    cluster.step(f"{replicas} pods of each Deployment after {time.monotonic() - start:.0f} s")
+
+
+def _wait_until_none(cluster: Cluster) -> None:
+    cluster.wait("no address is reserved", lambda: not any(node.reserved_addresses() for node in cluster.nodes))
+    cluster.wait("no pod is left", lambda: not cluster.control.objects("pods"))
+
+
+def _assert_addresses(cluster: Cluster, pods: int) -> None:
+    """Asserts that all pods have different addresses, those that the nodes have reserved; a sample answers."""
+    statuses = [pod["status"] for pod in cluster.control.objects("pods", f"--selector=group={LABEL}")]
+    addresses = {status["podIP"] for status in statuses}
+    assert len(addresses) == len(statuses) == pods
+    for node in cluster.nodes:
+        assert set(node.reserved_addresses()) == {one["podIP"] for one in statuses if one["hostIP"] == node.address}
+    source = cluster.nodes[0].network_of(cluster.nodes[0].reserved_addresses()[0])
+    for address in sorted(addresses)[:: pods // SAMPLE]:
+        source.run("ping", "-c1", "-W10", address)
 
 
 def _picture(node: Node) -> dict[str, list[str]]:
     """Returns what the network has on a node."""
-    rules = node.run("nft", "--stateless", "list", "ruleset").splitlines()
-    return {
-        "links": sorted(line.split()[0] for line in node.run("ip", "-brief", "link").splitlines()),
-        "routes": [line.replace("linkdown", "").strip() for line in node.run("ip", "route").splitlines()],
-        "rules": [line.strip() for line in rules],
-        "namespaces": node.run("ls", "/run/netns").split(),
-        "addresses": node.reserved_addresses(),
-        "cache": node.run("ls", "/var/lib/cni/results").split(),
+    commands = {
+        "links": "ip -brief link | cut -d ' ' -f 1",
+        "addresses": "ip -oneline address",
+        "neighbors": "ip neighbor show nud permanent",
+        "policy": "ip rule; ip -6 rule",
+        "routes": "{ ip route show table all; ip -6 route show table all; } | sed 's/ linkdown//; s/  */ /g; s/ $//'",
+        "rules": "nft --stateless list ruleset",
+        "files": "find /var/lib/cni /run/podwire /run/netns",
     }
+    return {what: sorted(node.run("sh", "-c", command).splitlines()) for what, command in commands.items()}
 
 
 def _errors(node: Node) -> list[str]:
-    """Returns containerd's errors that name CNI; it has some while no network is installed."""
-    lines = node.log("containerd").read_text().splitlines()
-    return [line for line in lines if "level=error" in line and "cni" in line.lower()]
-
-
-def _deployment() -> dict[str, Any]:
-    container = {"name": "box", "image": images.BUSYBOX, "command": ["sleep", "1000"]}
-    labels = {"app": NAME}
-    pod = {"metadata": {"labels": labels}, "spec": {"containers": [container], "terminationGracePeriodSeconds": 0}}
-    spec = {"replicas": 0, "selector": {"matchLabels": labels}, "template": pod}
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": NAME}, "spec": spec}
+    """Returns the errors of the runtime and of kubelet that name CNI; they have some while no network is installed."""
+    lines = [line for name in ("containerd", "kubelet") for line in node.log(name).read_text().splitlines()]
+    return [line for line in lines if _CNI_ERROR.search(line)]
