@@ -6,6 +6,7 @@ One rule: when it ends, however that happens, nothing of the cluster remains.
     python -m tests.kubernetes --test [PYTEST...]       # make test-kubernetes
     python -m tests.kubernetes --mode router            # another mode of modes.py, also with --test
     python -m tests.kubernetes --every-mode             # tests of all other modes
+    python -m tests.kubernetes --run PROGRAM...         # a program that starts the cluster: make bench-kubernetes
 """
 
 import argparse
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--every-mode", action="store_true", help=f"run {_SHORT} in each mode but the first")
     parser.add_argument("--keep", action="store_true", help="after the tests, until Ctrl-C")
     parser.add_argument("--test", nargs=argparse.REMAINDER, metavar="PYTEST", help="run tests, by default all")
+    parser.add_argument("--run", nargs=argparse.REMAINDER, metavar="PROGRAM", help="run a program that starts it")
     options = parser.parse_args(arguments)
     if problem := "it needs root" if os.geteuid() else missing():
         print(problem, file=sys.stderr)
@@ -63,6 +65,8 @@ def main(arguments: Sequence[str]) -> int:
     if options.every_mode:
         others = [mode for mode in MODES if mode != modes.DIRECT]
         return max([_cluster(mode, [*_PYTEST, *_FURTHER.get(mode, []), _SHORT], keep=False) for mode in others])
+    if options.run:
+        return _cluster(options.mode, options.run, keep=False)
     if options.test is None:
         return _cluster(options.mode, [sys.executable, "-m", __package__, _CHILD], keep=False)
     return _cluster(options.mode, [*_PYTEST, *(options.test or [_TESTS])], keep=options.keep)

@@ -18,6 +18,7 @@ from tests.support.namespaces import Namespace
 from tests.support.processes import output
 
 PAUSE = "k8s.gcr.io/pause:3.2"
+METRICS = "127.0.0.1:1338"  # of containerd
 _SOCKET = "/run/containerd/containerd.sock"
 _ERROR = re.compile(r"E\d{4} |.* level=(error|fatal) ")  # of kubelet, of containerd
 _UNSHARED = ("--pid", "--ipc", "--uts", "--mount-proc")
@@ -66,6 +67,8 @@ mount --make-rshared /  # for volumes, and the namespaces of pods
 _CONTAINERD = f"""version = 2
 [grpc]
   address = "{_SOCKET}"
+[metrics]
+  address = "{METRICS}"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{PAUSE}"
   restrict_oom_score_adj = true
