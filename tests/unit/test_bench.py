@@ -87,9 +87,11 @@ def test_calls_of_processes_are_counted():
 
 
 def test_table_of_counts_has_both_implementations():
-    """Each cell has podwire's count and the reference's; files and requests are not on the page."""
-    counted = Comparison("bridge ADD", Counts(1, 125, 14), Counts(2, 1264, 30)).as_json()
-    assert "| bridge ADD | 1 / 2 | 125 / 1,264 | 0 / 0 |" in markdown([counted])
+    """Each cell has podwire's count and the reference's; files, requests and CHECK are not on the page."""
+    add, check = (Comparison(f"bridge {verb}", Counts(1, 125, 14), Counts(2, 1264, 30)) for verb in ("ADD", "CHECK"))
+    assert markdown([add.as_json(), check.as_json()]).splitlines()[2:] == [
+        "| bridge ADD | 1 / 2 | 125 / 1,264 | 0 / 0 |"
+    ]
 
 
 def call(program, text: str) -> Invocation:
