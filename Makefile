@@ -92,7 +92,7 @@ SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.ld pack/*.py)
 SOURCES_STAMP := build/.sources-$(firstword $(shell echo $(SOURCES) | cksum))
 
 .DELETE_ON_ERROR:
-.PHONY: help venv binaries check test test-all test-portable test-second-kernel mutants nightly demo bench bench-quick bench-newest bench-cluster image-tests reproducible clean \
+.PHONY: help venv binaries check test test-all test-portable test-second-kernel mutants nightly demo bench bench-quick bench-newest bench-cluster bench-kubernetes image-tests reproducible clean \
     needs-build needs-demo needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root agent-base new-agent-base agent-base-arm64 new-agent-base-arm64 \
     agent-base-if-possible agent-base-arm64-if-possible \
     debian-kernel test-debian-kernel test-debian-kernels needs-debian-kernel newest-reference test-newest-reference test-clients test-deploy test-release test-arm64 test-cluster kubernetes kubernetes-cluster cluster test-kubernetes \
@@ -320,6 +320,11 @@ bench-newest: binaries needs-test newest-reference ## the same against the newes
 bench-cluster: binaries needs-test ## measure addresses for a whole cluster; writes the figures of docs/pools.md and agent.md (root; 15 minutes)
 	@$(call say,bench-cluster)
 	PODWIRE_BIN_DIR=dist/bin $(PY) -m bench.cluster --json build/bench-cluster.json --write
+
+# Nodes 1 and 2 are on one link, node 3 on another: direct routes, and VXLAN.
+bench-kubernetes: binaries test-root agent-base kubernetes-cluster needs-test newest-reference ## measure pods of a cluster with both plugins; writes the table in docs/performance.md (root; 8 minutes)
+	@$(call say,bench-kubernetes)
+	$(PY) -m tests.kubernetes --mode mixed --run $(PY) -m bench.kubernetes --json build/bench-kubernetes.json --write
 
 image-tests: venv ## run CPython's tests inside a start-up image (10 minutes)
 	@$(call say,image-tests)

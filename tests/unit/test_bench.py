@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench import cluster_joins, cluster_page, page, plot
+from bench import cluster_joins, cluster_page, kubernetes_page, page, plot
 from bench.attachment import Attachment, Calls, ms_each, run_calls
 from bench.cluster import fill_double
 from bench.cluster_page import MAX_REQUESTS
@@ -255,3 +255,24 @@ def test_the_cost_of_a_change_is_measured():
     """A node that joins, and one that gets another block, take processor time."""
     assert cluster_joins.join_ms(3) > 0
     assert cluster_joins.entry_ms(30) > 0
+
+
+def test_table_of_a_cluster_has_every_side():
+    """A column has a side's percentiles and medians; the figures that no plugin changes follow the table."""
+    burst = {"first_answer_s": [3.0, 1.0, 2.0], "calls_ms": {"ADD": 12.0, "DEL": 250.0}}
+    agent = {"Rss": 30.4, "Pss": 25.0, "idle_share": 0.0021}
+    report = {
+        "about": {"sides": ["podwire", "other"], "kernel": "6.18.5", "cpus": 2, "load": 0.25},
+        "bursts": {"podwire": {1: [burst]}, "other": {1: [burst, {**burst, "calls_ms": {"ADD": 14.0, "DEL": 1.0}}]}},
+        "streams": {name: [(9.0, 20.0)] for name in ("podwire", "other", "direct", "vxlan")},
+        "agent": [agent],
+        "ready_s": 12.3,
+    }
+    assert kubernetes_page.markdown(report) == (
+        "| | podwire | other |\n|---|---|---|\n"
+        "| first answer, 1 pod: s | 2.00, 3.00 | 2.00, 3.00 |\n"
+        "| ADD, DEL, 1 pod: ms | 12, 250 | 13, 126 |\n"
+        "| two pods of a node: Gbit/s, µs | 9, 20 | 9, 20 |\n\n"
+        "Pods of two nodes: 9, 20 directly, 9, 20 by VXLAN. An agent: 30 MiB (PSS 25), 0.21% of a processor when idle. "
+        "From `kubectl apply` until all nodes are ready: 12 s. Linux 6.18, 2 processors; load before: 0.2."
+    )
