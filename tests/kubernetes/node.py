@@ -20,7 +20,8 @@ from tests.support.processes import output
 PAUSE = "k8s.gcr.io/pause:3.2"
 METRICS = "127.0.0.1:1338"  # of containerd
 _SOCKET = "/run/containerd/containerd.sock"
-_ERROR = re.compile(r"E\d{4} |.* level=(error|fatal) ")  # of kubelet, of containerd
+# An error of kubelet, or of containerd, about the network.
+_CNI_ERROR = re.compile(r"(E\d{4} |.* level=(error|fatal) ).*(cni|plugin type|network for sandbox)", re.IGNORECASE)
 _UNSHARED = ("--pid", "--ipc", "--uts", "--mount-proc")
 # Kubelet sets these for the whole kernel: each node has copies.
 _SYSCTLS = (
@@ -213,8 +214,7 @@ class Node(Host):
     def cni_errors(self) -> list[str]:
         """Returns the errors of containerd and kubelet that name CNI, without those before `accept_errors`."""
         lines = [line for program in ("containerd", "kubelet") for line in self.log(program).read_text().splitlines()]
-        errors = [line for line in lines if _ERROR.match(line) and "cni" in line.lower()]
-        return [line for line in errors if line not in self._accepted_errors]
+        return [line for line in lines if _CNI_ERROR.match(line) and line not in self._accepted_errors]
 
     def accept_errors(self) -> None:
         """Leaves the errors until now out of `cni_errors`: there are some while no network is installed."""

@@ -40,7 +40,7 @@ def service(name: str, **spec: Any) -> Object:
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": body}
 
 
-def deployment(name: str, group: str, node: str | None, annotations: dict[str, str]) -> Object:
+def idle_deployment(name: str, group: str, node: str | None, annotations: dict[str, str]) -> Object:
     """Returns a Deployment without pods yet, which do nothing; they run on a node if it has a name."""
     labels = {"app": name, "group": group}
     spec = {
