@@ -33,9 +33,9 @@ _SCRATCH = ROOT / "build" / "cluster"  # /tmp inside
 _LOGS = ROOT / "build" / "cluster-logs"
 _CHILD = "--in-namespaces"
 _TESTS = "tests/kubernetes"
-_SHORT = f"{_TESTS}/test_cluster.py"
 # In a mode before _SHORT: what the tunnel depends on.
 _FURTHER = {"vxlan": [f"{_TESTS}/test_life.py::test_{name}" for name in ("internal_ip_changes", "uplink_is_replaced")]}
+_SHORT = (f"{_TESTS}/test_cluster.py", f"{_TESTS}/test_sticky.py")
 _PYTEST = (sys.executable, "-m", "pytest", "-s", "--timeout=0")
 _ISOLATED = ROOT / "tests" / "runner" / "isolated.sh"
 _ENTER = f"""#!/bin/sh
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         return _play()
     parser = argparse.ArgumentParser(prog=f"python -m {__package__}")
     parser.add_argument("--mode", choices=MODES, default=modes.DIRECT)
-    parser.add_argument("--every-mode", action="store_true", help=f"run {_SHORT} in each mode but the first")
+    parser.add_argument("--every-mode", action="store_true", help=f"run {', '.join(_SHORT)} in each mode but the first")
     parser.add_argument("--keep", action="store_true", help="after the tests, until Ctrl-C")
     parser.add_argument("--test", nargs=argparse.REMAINDER, metavar="PYTEST", help="run tests, by default all")
     parser.add_argument("--run", nargs=argparse.REMAINDER, metavar="PROGRAM", help="run a program that starts it")
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     if options.every_mode:
         others = [mode for mode in MODES if mode != modes.DIRECT]
-        return max([_cluster(mode, [*_PYTEST, *_FURTHER.get(mode, []), _SHORT], keep=False) for mode in others])
+        return max([_cluster(mode, [*_PYTEST, *_FURTHER.get(mode, []), *_SHORT], keep=False) for mode in others])
     if options.run:
         return _cluster(options.mode, options.run, keep=False)
     if options.test is None:

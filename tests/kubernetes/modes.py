@@ -17,6 +17,8 @@ from tests.support import manifests
 Object = dict[str, Any]
 VARIABLE = "PODWIRE_CLUSTER_MODE"  # the environment variable with the name of the mode
 DIRECT = "direct"
+STICKY = "sticky"  # the namespace whose pods keep their addresses, and its pool
+_BOTH = (IPV4, IPV6)
 _ONE_LINK, _TWO_LINKS = (0, 0, 0), (0, 0, 1)
 
 
@@ -43,9 +45,12 @@ class Mode:
 
     def pools(self) -> Object | None:
         """Returns the pools of addresses, None for podCIDRs; they need the kinds of `objects`."""
-        pools = [{"name": "default", "cidrs": [family.pods for family in self.families]}]
+        pools = [
+            {"name": "default", "cidrs": ["10.244.0.0/17", "fd00:244::/112"]},
+            {"name": STICKY, "cidrs": ["10.244.128.0/24", "fd00:244::1:0/112"], "namespaces": [STICKY], "sticky": True},
+        ]
         space = {"apiVersion": "podwire.io/v1", "kind": "IPSpace", "metadata": {"name": "default"}}
-        return {**space, "spec": {"pools": pools}} if self.directory == manifests.POOLS_INSTALL else None
+        return {**space, "spec": {"pools": pools}} if self.directory == manifests.POOLS_STICKY else None
 
 
 def _backend(name: str) -> Callable[[Object], Object]:
@@ -73,12 +78,12 @@ MODES = {
     "mixed": Mode(links=_TWO_LINKS),
     "vxlan": Mode(agent=("--routes", "vxlan")),
     "ipv6": Mode(families=(IPV6,), links=_TWO_LINKS),
-    "dual": Mode(families=(IPV4, IPV6), links=_TWO_LINKS),
+    "dual": Mode(families=_BOTH, links=_TWO_LINKS),
     "iptables": Mode(change=_backend("iptables")),
     "nftables": Mode(change=_backend("nftables")),
     "ptp": Mode(change=_ptp),
     # Namespaces have neither a product UUID nor a permanent MAC address.
-    "pools": Mode(directory=manifests.POOLS_INSTALL, agent=("--machine", "$(NODE_NAME)")),
+    "pools": Mode(families=_BOTH, directory=manifests.POOLS_STICKY, agent=("--machine", "$(NODE_NAME)")),
 }
 
 
