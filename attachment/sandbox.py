@@ -100,10 +100,13 @@ class Sandbox:
             )
         return container_link
 
-    def configure(self, container_link: Link, result: Result, *, dad: bool, await_ipv6: bool = True) -> None:
+    def configure(
+        self, container_link: Link, result: Result, *, dad: bool, await_ipv6: bool = True, redirects: bool = True
+    ) -> None:
         """Adds the addresses and routes of `result`, sets the interface up and waits until its addresses are usable.
 
         `dad` runs IPv6 duplicate address detection, which needs a carrier: without `await_ipv6` nothing waits for it.
+        Without `redirects` the interface ignores ICMP redirects.
         Addresses without an interface index belong to other interfaces.
         Raises KernelError, and CniError for a wrong index and for a duplicate address.
         """
@@ -112,6 +115,8 @@ class Sandbox:
         with entered(self.namespace):
             self._socket = self._socket or Socket()
             _write_parameters(self.ifname, ipv6=ipv6, dad=dad)
+            if not redirects:
+                _ignore_redirects(self.ifname)
         with record.timed_step("add addresses and routes"), explained_gateways(container_link, result):
             self.socket.change(
                 link.set_request(container_link, arp_notify=True),
@@ -256,6 +261,12 @@ def gateway_of(item: Route, ips: Iterable[IPConfig]) -> Address | None:
         return item.gw
     family = type(item.dst)
     return next((ip.gateway for ip in ips if ip.gateway and isinstance(ip.address, family)), None)
+
+
+def _ignore_redirects(ifname: str) -> None:
+    """Sets the kernel parameters; runs inside the namespace. With IPv4, one of "all" and the interface's accepts."""
+    for conf in (f"ipv6/conf/{ifname}", f"ipv4/conf/{ifname}", "ipv4/conf/all"):
+        sysctl.try_write(f"{conf}/accept_redirects", "0")
 
 
 def _write_parameters(ifname: str, *, ipv6: bool, dad: bool) -> None:

@@ -232,6 +232,8 @@ def _mac_spoof_removal_step(args: CmdArgs, net_conf: NetConf) -> Callable[[nft.N
 
 def _bring_up(sandbox: Sandbox, container_veth: Link, conf: BridgeConf, result: Result) -> None:
     if conf.ipam_type:
-        sandbox.configure(container_veth, result, dad=conf.dad)
+        # The node redirects a pod to another subnet of its bridge, such as a block of a pool. A redirect outlives the
+        # move of that subnet to another node.
+        sandbox.configure(container_veth, result, dad=conf.dad, redirects=not conf.is_gateway)
     elif not conf.container_interface_down:
         sandbox.socket.change(link.set_request(container_veth, up=True))

@@ -71,3 +71,15 @@ def test_pods_of_two_blocks_reach_each_other_and_the_gateway(pooled, new_sandbox
         pooled.check(pod, result)
         pooled.delete(pod, result)
     assert pooled.run("STATUS").status == 0
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_no_redirect_to_another_block(pooled, new_sandbox, store, version):
+    """A pod sends to another block through its gateway, also after many packets: the block may move to another node."""
+    write_grants(store, *FIRST)
+    one, two = new_sandbox(), new_sandbox()
+    pooled.add(one)
+    write_grants(store, *FIRST, *SECOND)
+    target = addresses(pooled.add(two))[version == 6]
+    one.run("ping", "-c", "8", "-i", "0.2", target)
+    assert f"via {GATEWAYS[version]} " in one.ip("route", "get", target)
