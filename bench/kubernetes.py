@@ -37,12 +37,15 @@ _PLUGINS = ("bandwidth", "bridge", "host-local", "loopback", "portmap")  # of th
 _MTU = 1450  # as "auto" computes it beside the tunnel; the reference plugins know only numbers
 _STREAMS, _BURST = "stream", "burst"  # the labels of pods
 _PODS = "/api/v1/namespaces/default/pods"
-_WITHIN_S = 600
+_WITHIN_S, _QUIET_S = 600, 2
 _TICKS = os.sysconf("SC_CLK_TCK")
 # containerd measures a pod's call of all plugins of the network together.
 _OPERATIONS = re.compile(
     r'^containerd_cri_network_plugin_operations_duration_seconds_seconds_(sum|count)\{operation_type="(\w+)"\} (\S+)$',
     re.M,
+)
+_ERRORS = re.compile(
+    r'^containerd_cri_network_plugin_operations_errors_\w+\{operation_type="(set_up|tear_down)_pod"\}', re.M
 )
 _VERBS = {"set_up_pod": "ADD", "tear_down_pod": "DEL"}
 
@@ -57,6 +60,7 @@ class Size(NamedTuple):
 
 TINY = Size({1: 1, 3: 1}, 1, 1.0)
 Pod = tuple[Namespace, str]  # with its address
+Calls = dict[str, tuple[float, float]]  # of CNI: the seconds that they have taken, and their number, by verb
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,7 +123,7 @@ class _Bench:
 
     def __init__(self, cluster: Cluster, sides: Mapping[str, Path]) -> None:
         self._cluster, self._sides, self._numbers = cluster, list(sides), itertools.count()
-        self._client = cluster.control.server.client("admin")
+        self._client, self._used = cluster.control.server.client("admin"), ""
         for node, (number, directory) in itertools.product(cluster.nodes, enumerate(sides.values())):
             copy = f"{BIN_DIR.parent}/{number}"
             node.run("mkdir", copy)
@@ -169,26 +173,24 @@ class _Bench:
         """
         self._use(side)
         names = [f"{_BURST}-{next(self._numbers)}" for _ in range(count)]
-        before = self._operations()
+        before = self._calls()
         send = f"until echo $HOSTNAME | nc {self._arrivals.address} {Arrivals.PORT}; do :; done; exec sleep infinity"
         created = {name: self._create(name, _BURST, ["sh", "-c", send]) for name in names}
         assert eventually(lambda: created.keys() <= self._arrivals.at.keys(), within_s=_WITHIN_S), "pods do not start"
         self._cluster.control.kubectl("delete", "pods", f"--selector=app={_BURST}")
-
-        def calls() -> dict[str, tuple[float, int]]:
-            after = self._operations()
-            return {verb: (after[verb][0] - before[verb][0], after[verb][1] - before[verb][1]) for verb in after}
-
-        assert eventually(lambda: calls()["DEL"][1] >= count, within_s=_WITHIN_S), "pods do not end"
+        after = self._wait_for_last_call()
         return {
             "first_answer_s": [self._arrivals.at[name] - at for name, at in created.items()],
-            "calls_ms": {verb: 1000 * seconds / number for verb, (seconds, number) in calls().items()},
+            "calls_ms": {verb: 1000 * (after[verb][0] - before[verb][0]) / count for verb in after},
         }
 
     def _use(self, side: str) -> None:
-        """Makes the executables of a side those of all nodes."""
-        for node in self._cluster.nodes:
-            node.run("sh", "-ec", f"rm {BIN_DIR}/*; ln {BIN_DIR.parent}/{self._sides.index(side)}/* {BIN_DIR}/")
+        """Makes the executables of a side those of all nodes, each atomically; the names of one file stay its names."""
+        if side != self._used:
+            files = [f"{BIN_DIR.parent}/{self._sides.index(side)}/{name}" for name in _PLUGINS]
+            for node in self._cluster.nodes:
+                node.run("ln", "--force", *files, str(BIN_DIR))
+            self._used = side
 
     def _create_pods(self, side: str, nodes: Sequence[int]) -> list[Pod]:
         """Creates a pod of a side on each of these nodes, and returns them when they run."""
@@ -216,15 +218,28 @@ class _Bench:
         self._client.create(_PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
         return at
 
-    def _operations(self) -> dict[str, tuple[float, int]]:
-        """Returns the seconds that all CNI calls of all nodes have taken, and their number, by verb."""
+    def _wait_for_last_call(self) -> Calls:
+        """Waits until no plugin is called for a while: kubelet repeats DEL, and nothing shows which is the last."""
+        calls, before = self._calls(), None
+        while calls != before:
+            time.sleep(_QUIET_S)
+            calls, before = self._calls(), calls
+        return calls
+
+    def _calls(self) -> Calls:
+        """Returns the seconds that all CNI calls of all nodes have taken, and their number, by verb.
+
+        Raises RuntimeError when one has failed: only working plugins are timed.
+        """
         totals = {verb: {"sum": 0.0, "count": 0.0} for verb in _VERBS.values()}
         for node in self._cluster.nodes:
             text = node.run("curl", "--silent", "--fail", f"http://{METRICS}/v1/metrics")
+            if _ERRORS.search(text):
+                raise RuntimeError(f"a plugin failed on {node.name}: {node.log('containerd').read_text()[-3000:]}")
             for kind, operation, value in _OPERATIONS.findall(text):
                 if operation in _VERBS:
                     totals[_VERBS[operation]][kind] += float(value)
-        return {verb: (total["sum"], int(total["count"])) for verb, total in totals.items()}
+        return {verb: (total["sum"], total["count"]) for verb, total in totals.items()}
 
 
 def _processor_s(node: Node, pid: str) -> float:

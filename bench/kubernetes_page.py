@@ -28,11 +28,11 @@ def _column(bursts: Mapping[Any, Any], streams: Sequence[Sequence[float]]) -> di
     cells = {}
     for count, burst in bursts.items():
         answers = [second for one in burst for second in one["first_answer_s"]]
-        cells[f"first answer, {_pods(count)}: s"] = f"{percentile(answers, 50):.2f}, {percentile(answers, 99):.2f}"
+        cells[f"{_pods(count)}: first answer, s"] = f"{percentile(answers, 50):.2f}, {percentile(answers, 99):.2f}"
     for count, burst in bursts.items():
         calls = (shown(statistics.median(one["calls_ms"][verb] for one in burst)) for verb in ("ADD", "DEL"))
-        cells[f"ADD, DEL, {_pods(count)}: ms"] = ", ".join(calls)
-    return {**cells, "two pods of a node: Gbit/s, µs": _stream(streams)}
+        cells[f"{_pods(count)}: ADD, DEL, ms"] = ", ".join(calls)
+    return {**cells, "same node: Gbit/s, µs": _stream(streams)}
 
 
 def _once(report: Report) -> str:
@@ -41,14 +41,14 @@ def _once(report: Report) -> str:
     direct, vxlan = (_stream(report["streams"][name]) for name in ("direct", "vxlan"))
     kernel = ".".join(str(about["kernel"]).split(".")[:2])
     return (
-        f"Pods of two nodes: {direct} directly, {vxlan} by VXLAN. An agent: {rss:.0f} MiB (PSS {pss:.0f}), {share:.2%} "
+        f"Between nodes: {direct} directly, {vxlan} by VXLAN. An agent: {rss:.0f} MiB (PSS {pss:.0f}), {share:.2%} "
         f"of a processor when idle. From `kubectl apply` until all nodes are ready: {report['ready_s']:.0f} s. "
         f"Linux {kernel}, {about['cpus']} processors; load before: {about['load']:.1f}."
     )
 
 
 def _pods(count: int | str) -> str:
-    return "1 pod" if int(count) == 1 else f"{count} pods at once"
+    return "1 pod" if int(count) == 1 else f"{count} pods"
 
 
 def _stream(streams: Sequence[Sequence[float]]) -> str:

@@ -270,9 +270,9 @@ def test_table_of_a_cluster_has_every_side():
     }
     assert kubernetes_page.markdown(report) == (
         "| | podwire | other |\n|---|---|---|\n"
-        "| first answer, 1 pod: s | 2.00, 3.00 | 2.00, 3.00 |\n"
-        "| ADD, DEL, 1 pod: ms | 12, 250 | 13, 126 |\n"
-        "| two pods of a node: Gbit/s, µs | 9, 20 | 9, 20 |\n\n"
-        "Pods of two nodes: 9, 20 directly, 9, 20 by VXLAN. An agent: 30 MiB (PSS 25), 0.21% of a processor when idle. "
+        "| 1 pod: first answer, s | 2.00, 3.00 | 2.00, 3.00 |\n"
+        "| 1 pod: ADD, DEL, ms | 12, 250 | 13, 126 |\n"
+        "| same node: Gbit/s, µs | 9, 20 | 9, 20 |\n\n"
+        "Between nodes: 9, 20 directly, 9, 20 by VXLAN. An agent: 30 MiB (PSS 25), 0.21% of a processor when idle. "
         "From `kubectl apply` until all nodes are ready: 12 s. Linux 6.18, 2 processors; load before: 0.2."
     )
