@@ -26,7 +26,12 @@ def make(tmp_path: Path) -> Callable[..., str]:
         (tmp_path / package).mkdir(parents=True)
         (tmp_path / package / "one.py").write_text("")
     (tmp_path / "pyproject.toml").write_text("")
-    for name, text in (("pack/install_packages.sh", "#!/bin/sh\n"), (".venv/bin/python", PYTHON), (".venv/.made", "")):
+    for name, text in (
+        ("pack/install_packages.sh", "#!/bin/sh\n"),
+        ("pack/progress.sh", '#!/bin/sh\nshift\nexec "$@"\n'),
+        (".venv/bin/python", PYTHON),
+        (".venv/.made", ""),
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
