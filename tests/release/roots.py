@@ -22,7 +22,7 @@ _MAKE = """\
 set -e
 mount -t tmpfs podwire "$1" && cd "$1"
 mkdir up work root && mount --bind root root && cd root
-mkdir -p usr etc dev proc tmp opt var/lib/dpkg/info var/lib/dpkg/updates var/lib/dpkg/triggers
+mkdir -p usr etc dev proc sys run tmp opt var/lib/dpkg/info var/lib/dpkg/updates var/lib/dpkg/triggers
 mount -t overlay -o "lowerdir=$2/usr,upperdir=$1/up,workdir=$1/work" podwire usr
 for name in bin lib lib64 sbin; do ln -s usr/$name $name; done
 mount --rbind /dev dev && mount --rbind /proc proc
