@@ -105,7 +105,7 @@ def test_dependencies_of_parts_exist(suite):
 
 def test_named_part_is_run_with_its_dependencies():
     """A name selects a part or all of its shares, with the parts that they need."""
-    needed = ["test-root", "binaries", "agent-base", "build-arm64", "venv", "release"]
+    needed = ["test-root", "binaries", "agent-base", "build-arm64", "venv", "debian-roots", "release"]
     assert [part.name for part in parts.named(["release"])] == needed
     shares = [part.name for part in parts.named(["hard"])]
     assert shares == ["test-root", "binaries", "venv", "hard-0", "hard-1", "hard-2"]
