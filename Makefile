@@ -111,7 +111,7 @@ venv: $(VENV)/.made ## create .venv with this project and its tools, from Debian
 
 $(VENV)/.made: pyproject.toml $(wildcard kernel/*.c) | needs-build
 	@$(call say,venv)
-	@$(PYTHON) -m venv --clear $(VENV)
+	@$(call progress,venv) $(PYTHON) -m venv --clear $(VENV)
 	@$(call progress,venv) $(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
