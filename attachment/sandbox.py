@@ -116,7 +116,7 @@ class Sandbox:
             self._socket = self._socket or Socket()
             _write_parameters(self.ifname, ipv6=ipv6, dad=dad)
             if not redirects:
-                _ignore_redirects(self.ifname)
+                _ignore_redirects(self.ifname, ipv6=ipv6)
         with record.timed_step("add addresses and routes"), explained_gateways(container_link, result):
             self.socket.change(
                 link.set_request(container_link, arp_notify=True),
@@ -263,9 +263,9 @@ def gateway_of(item: Route, ips: Iterable[IPConfig]) -> Address | None:
     return next((ip.gateway for ip in ips if ip.gateway and isinstance(ip.address, family)), None)
 
 
-def _ignore_redirects(ifname: str) -> None:
+def _ignore_redirects(ifname: str, *, ipv6: bool) -> None:
     """Sets the kernel parameters; runs inside the namespace. With IPv4, one of "all" and the interface's accepts."""
-    for conf in (f"ipv6/conf/{ifname}", f"ipv4/conf/{ifname}", "ipv4/conf/all"):
+    for conf in (f"ipv4/conf/{ifname}", "ipv4/conf/all", *([f"ipv6/conf/{ifname}"] if ipv6 else [])):
         sysctl.try_write(f"{conf}/accept_redirects", "0")
 
 
