@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from pack.release import agent_image
-from tests.kubernetes import control_plane, images, modes, plan
+from tests.kubernetes import control_plane, images, modes, plan, pods
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.modes import Mode
 from tests.kubernetes.node import Node
@@ -143,11 +143,7 @@ class Cluster:
 
     def ready_nodes(self) -> list[str]:
         """Returns the names of the nodes that are ready."""
-        return [
-            node["metadata"]["name"]
-            for node in self.control.objects("nodes")
-            if {"Ready": "True"}.items() <= {one["type"]: one["status"] for one in node["status"]["conditions"]}.items()
-        ]
+        return [node["metadata"]["name"] for node in self.control.objects("nodes") if pods.is_ready(node)]
 
     def is_ready(self) -> bool:
         """Returns whether all nodes are ready."""

@@ -1,4 +1,4 @@
-"""Objects of the tests: a pod with a server on each node, and Services for them."""
+"""Objects of the tests: a pod with a server on each node, and Services for them; whether an object is ready."""
 
 from typing import Any
 
@@ -17,6 +17,12 @@ def deployment(name: str, replicas: int) -> Object:
     """Returns a Deployment of pods with the same server."""
     body = _workload("Deployment", name)
     return {**body, "spec": {**body["spec"], "replicas": replicas}}
+
+
+def is_ready(one: Object) -> bool:
+    """Returns whether a pod or node is ready."""
+    conditions = one["status"].get("conditions", ())
+    return any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions)
 
 
 def _workload(kind: str, name: str, host_port: int = 0) -> Object:

@@ -18,7 +18,7 @@ from tests.kubernetes import plan
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.node import Node
 from tests.kubernetes.packets import Connection, Packets, Requests, Stream, added, dropped
-from tests.kubernetes.pods import UDP_PORT, daemon_set, deployment
+from tests.kubernetes.pods import UDP_PORT, daemon_set, deployment, is_ready
 from tests.support import machine
 from tests.support.machine import eventually, unchanged
 from tests.support.namespaces import Namespace
@@ -40,7 +40,7 @@ class Traffic:
         """Returns the ready pod of each node."""
         pods = self.cluster.control.objects("pods", f"--selector=app={NAME}")
         names = [node.name for node in self.cluster.nodes]
-        return {node: pod for pod in pods if (node := pod["spec"]["nodeName"]) in names and _is_ready(pod)}
+        return {node: pod for pod in pods if (node := pod["spec"]["nodeName"]) in names and is_ready(pod)}
 
     def address(self, node: Node) -> str:
         """Returns the address of the ready pod of a node, "0.0.0.0" without one."""
@@ -150,7 +150,7 @@ def test_drained_node_keeps_nothing_of_its_pods(cluster: Cluster, traffic: Traff
 
     def nodes_of_pods() -> list[str]:
         pods = cluster.control.objects("pods", f"--selector=app={MOVED}")
-        return [pod["spec"]["nodeName"] for pod in pods if _is_ready(pod)]
+        return [pod["spec"]["nodeName"] for pod in pods if is_ready(pod)]
 
     cluster.control.apply(deployment(MOVED, 6))
     cluster.wait("six pods are ready", lambda: len(nodes_of_pods()) == 6)
@@ -282,8 +282,3 @@ def _pod_cidr(cluster: Cluster, node: Node) -> str:
 def _name(one: dict[str, Any]) -> str:
     name: str = one["metadata"]["name"]
     return name
-
-
-def _is_ready(pod: dict[str, Any]) -> bool:
-    conditions = pod["status"].get("conditions", ())
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)

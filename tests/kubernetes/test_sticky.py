@@ -6,7 +6,7 @@ import pytest
 
 from tests.kubernetes import modes
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.pods import PORT, daemon_set
+from tests.kubernetes.pods import PORT, daemon_set, is_ready
 from tests.support import manifests
 
 NAME, CLIENT = "database", "client"
@@ -47,13 +47,9 @@ def _stateful_set() -> dict[str, Any]:
 def _place(cluster: Cluster) -> tuple[str, set[str]]:
     """Returns node and addresses of the pod, empty while it is not ready."""
     for pod in cluster.control.objects("pods", f"--namespace={modes.STICKY}"):
-        if {"type": "Ready", "status": "True"}.items() <= _condition(pod).items():
+        if is_ready(pod):
             return pod["spec"]["nodeName"], {one["ip"] for one in pod["status"]["podIPs"]}
     return "", set()
-
-
-def _condition(pod: dict[str, Any]) -> dict[str, str]:
-    return next((one for one in pod["status"].get("conditions", ()) if one["type"] == "Ready"), {})
 
 
 def _assert_reached(cluster: Cluster, addresses: set[str]) -> None:
