@@ -20,7 +20,6 @@ from tests.kubernetes.dns_records import AAAA, CNAME, SRV, A, Names, Record
 
 _NXDOMAIN, _TTL_S = 3, 5
 _FLAGS = 0x8180  # response, recursion desired and available
-_BACKLOG = 128
 
 
 def _encoded(name: str) -> bytes:
@@ -69,11 +68,11 @@ def serve(names: Names, addresses: Sequence[str]) -> None:
                 reply = answer(names, self.rfile.read(int.from_bytes(size, "big")))
                 self.wfile.write(len(reply).to_bytes(2, "big") + reply)
 
-    ThreadingTCPServer.request_queue_size = _BACKLOG
     for server, handler in ((ThreadingUDPServer, Udp), (ThreadingTCPServer, Tcp)):
         for address in addresses:
             kind = socket.AF_INET6 if ":" in address else socket.AF_INET
-            listening = type("Listening", (server,), {"address_family": kind})((address, 53), handler)
+            settings = {"address_family": kind, "request_queue_size": 128}
+            listening = type("Listening", (server,), settings)((address, 53), handler)
             threading.Thread(target=listening.serve_forever).start()
 
 
