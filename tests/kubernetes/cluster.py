@@ -54,12 +54,9 @@ class Cluster:
         self.directory = directory
         self.mode = modes.current()
         self._archives: list[Path] = []
-        group, families = os.environ[GROUP_VARIABLE], self.mode.families
-        self.nodes = [
-            Node(number, link, families, directory / f"node-{number}", group)
-            for number, link in enumerate(self.mode.links, 1)
-        ]
-        self.control = ControlPlane(directory, [f"node-{number}" for number in range(1, _MOST_NODES + 1)], families)
+        self.nodes = [self._node(number, link) for number, link in enumerate(self.mode.links, 1)]
+        names = [f"node-{number}" for number in range(1, _MOST_NODES + 1)]
+        self.control = ControlPlane(directory, names, self.mode.families)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Self]:
@@ -85,10 +82,7 @@ class Cluster:
     @contextlib.contextmanager
     def added_node(self) -> Iterator[Node]:
         """Adds a node on the first link for the duration of the block; it is registered when the block begins."""
-        first, number = self.nodes[0], len(self.nodes) + 1
-        group = os.environ[GROUP_VARIABLE]
-        node = Node(number, first.link, self.mode.families, self.directory / f"node-{number}", group)
-        with node.running():
+        with self._node(len(self.nodes) + 1, self.nodes[0].link).running() as node:
             self.nodes.append(node)
             try:
                 node.start_containerd()
@@ -153,6 +147,10 @@ class Cluster:
         """Waits for a condition and prints its line; AssertionError if it does not become true in time."""
         assert eventually(condition, within_s=_READY_S), f"{what}: not within {_READY_S} s"
         self.step(what)
+
+    def _node(self, number: int, link: int) -> Node:
+        disk = self.directory / f"node-{number}"
+        return Node(number, link, self.mode.families, disk, os.environ[GROUP_VARIABLE])
 
     def _are_registered(self) -> bool:
         registered = self.control.objects("nodes")
