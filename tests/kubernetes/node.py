@@ -10,14 +10,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from tests.kubernetes import plan
+from tests.kubernetes import images, plan
 from tests.kubernetes.plan import Family
 from tests.support import machine
 from tests.support.machine import BIN_DIR, CONF_DIR, Host, eventually
 from tests.support.namespaces import Namespace
 from tests.support.processes import output
 
-PAUSE = "k8s.gcr.io/pause:3.2"
 METRICS = "127.0.0.1:1338"  # of containerd
 _SOCKET = "/run/containerd/containerd.sock"
 # An error of kubelet, or of containerd, about the network.
@@ -71,7 +70,7 @@ _CONTAINERD = f"""version = 2
 [metrics]
   address = "{METRICS}"
 [plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{PAUSE}"
+  sandbox_image = "{images.PAUSE}"
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{BIN_DIR}"
@@ -210,6 +209,10 @@ class Node(Host):
     def namespaces_of_pods(self) -> list[str]:
         """Returns the names of the network namespaces that exist for pods."""
         return self.run("ls", "/run/netns").split()
+
+    def assert_healthy(self) -> None:
+        """Asserts that doctor reports nothing."""
+        assert self.run(f"{BIN_DIR}/podwire", "doctor").splitlines()[-1] == "0 problems, 0 warnings, 0 notes"
 
     def cni_errors(self) -> list[str]:
         """Returns the errors of containerd and kubelet that name CNI, without those before `accept_errors`."""

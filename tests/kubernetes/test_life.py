@@ -54,7 +54,7 @@ class Traffic:
 
     @contextlib.contextmanager
     def flows(self, source: Node, target: Node) -> Iterator[None]:
-        """Asserts that nothing is lost in the block of the streams to the pod of a node, once each has begun."""
+        """Asserts that streams to the pod of a node, which have begun before the block, lose nothing in it."""
         pods = self.wait()
         client, server = (node.network_of(pods[node.name]["status"]["podIP"]) for node in (source, target))
         places = (client, source.network, _GATEWAY, target.network, server)
@@ -239,13 +239,13 @@ def _assert_reached(cluster: Cluster, traffic: Traffic, node: Node) -> None:
         with node.network_of(traffic.address(node)).entered():
             assert _get(f"http://{plan.IPV4.gateway()}/clientip").rpartition(":")[0] == node.address
         cluster.wait("the agent is ready", lambda: _is_satisfied(node))
-    assert node.run("/opt/cni/bin/podwire", "doctor").splitlines()[-1] == "0 problems, 0 warnings, 0 notes"
+    node.assert_healthy()
 
 
 def _assert_one_pod(node: Node, address: str) -> None:
     """Asserts that a node has one pod, with an address, and nothing of others."""
     assert eventually(lambda: (node.reserved_addresses(), len(node.namespaces_of_pods())) == ([address], 1))
-    assert node.run("/opt/cni/bin/podwire", "doctor").splitlines()[-1] == "0 problems, 0 warnings, 0 notes"
+    node.assert_healthy()
 
 
 def _routes(node: Node) -> list[str]:
@@ -275,10 +275,5 @@ def _get(url: str) -> str:
 
 def _pod_cidr(cluster: Cluster, node: Node) -> str:
     """Returns the podCIDR of a node, "" while it has none."""
-    cidrs = (one["spec"].get("podCIDR", "") for one in cluster.control.objects("nodes") if _name(one) == node.name)
-    return next(cidrs, "")
-
-
-def _name(one: dict[str, Any]) -> str:
-    name: str = one["metadata"]["name"]
-    return name
+    nodes = cluster.control.objects("nodes", f"--field-selector=metadata.name={node.name}")
+    return "".join(one["spec"].get("podCIDR", "") for one in nodes)

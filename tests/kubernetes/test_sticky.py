@@ -31,7 +31,7 @@ def test_moved_pod_keeps_its_address(cluster: Cluster) -> None:
         assert addresses & {*node.reserved_addresses()} == (addresses if node.name == _place(cluster)[0] else set())
     _assert_reached(cluster, addresses)
     for node in cluster.nodes:
-        assert node.run("/opt/cni/bin/podwire", "doctor").splitlines()[-1] == "0 problems, 0 warnings, 0 notes"
+        node.assert_healthy()
     cluster.control.kubectl("delete", f"namespace/{modes.STICKY}", f"daemonset/{CLIENT}")
     for node in cluster.nodes:
         node.accept_errors()  # the pod's ADD ends with code 11 until the address is free
