@@ -53,15 +53,8 @@ mkdir -p {CONF_DIR} {BIN_DIR} /etc/containers
 printf '[network]\ncni_plugin_dirs = ["{BIN_DIR}"]\n' >/etc/containers/containers.conf  # of podman, which the node has
 hostname "$NAME"
 ip link set lo up
-ip link set eth0 up
-for address in $ADDRESSES; do
-    ip address add "$address" dev eth0
-    echo "${{address%/*}} $NAME" >>/etc/hosts
-done
-for gateway in $GATEWAYS; do
-    ip route add default via "$gateway"
-    echo "nameserver $gateway" >>/etc/resolv.conf
-done
+for address in $ADDRESSES; do echo "$address $NAME" >>/etc/hosts; done
+for gateway in $GATEWAYS; do echo "nameserver $gateway" >>/etc/resolv.conf; done
 mount --make-rshared /  # for volumes, and the namespaces of pods
 """
 _CONTAINERD = f"""version = 2
@@ -124,11 +117,12 @@ class Node(Host):
             "SCRATCH": self.disk,
             "CGROUP": self.group,
             "NAME": self.name,
-            "ADDRESSES": " ".join(family.on_link(self.link, one) for family, one in self.addresses.items()),
+            "ADDRESSES": " ".join(self.addresses.values()),
             "GATEWAYS": " ".join(family.gateway(self.link) for family in self.families),
         }
         env = [f"{key}={value}" for key, value in variables.items()]
         self.run("env", *env, "sh", "-c", _SETUP)
+        self._set_addresses()
         (self.disk / "pid").write_text(str(self.pid))
 
     def shut_down(self) -> None:
@@ -141,13 +135,13 @@ class Node(Host):
         """Deletes the node's uplink, and creates one with another name and index, and the same address."""
         output("ip", "link", "delete", self._wire)
         self._connect(name)
-        self._set_address()
+        self._set_addresses()
 
     def change_address(self, address: str) -> None:
         """Replaces the first address of the uplink, and the routes that the kernel deletes with it."""
         self.run("ip", "address", "flush", "dev", self.uplink, "scope", "global")
         self.addresses[self.families[0]] = address
-        self._set_address()
+        self._set_addresses()
 
     def log(self, program: str) -> Path:
         """Returns the file with the output of a daemon."""
@@ -229,7 +223,7 @@ class Node(Host):
         output("ip", "link", "set", self._wire, "master", plan.BRIDGES[self.link], "up")
         self.uplink = name
 
-    def _set_address(self) -> None:
+    def _set_addresses(self) -> None:
         self.run("ip", "link", "set", self.uplink, "up")
         for family, address in self.addresses.items():
             self.run("ip", "address", "add", family.on_link(self.link, address), "dev", self.uplink)
