@@ -160,7 +160,7 @@ class Connection(Stream):
             missing -= received
 
     def end(self) -> None:
-        """Closes the connection; each end for itself, for it may be cut."""
+        """Closes each end, since the connection may be cut."""
         self._client.close()
         with contextlib.suppress(OSError):
             self._served.shutdown(socket.SHUT_RDWR)
