@@ -1,5 +1,6 @@
-"""Objects of the tests: a pod with a server on each node, and Services for them; whether an object is ready."""
+"""Objects of the tests: a pod with a server on each node, and Services for them; their state and answers."""
 
+import urllib.request
 from typing import Any
 
 from tests.kubernetes import images
@@ -25,6 +26,18 @@ def is_ready(one: Object) -> bool:
     return any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions)
 
 
+def url(host: str, port: int, path: str) -> str:
+    """Returns a URL of a server."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/{path}"
+
+
+def get(address: str) -> str:
+    """Returns what a URL answers; OSError if it does not."""
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        body: bytes = answer.read()
+        return body.decode()
+
+
 def _workload(kind: str, name: str, host_port: int = 0) -> Object:
     port = {"containerPort": PORT, **({"hostPort": host_port} if host_port else {})}
     container = {
@@ -47,7 +60,7 @@ def service(name: str, **spec: Any) -> Object:
 
 
 def idle_deployment(name: str, group: str, node: str | None, annotations: dict[str, str]) -> Object:
-    """Returns a Deployment without pods yet, which do nothing; they run on a node if it has a name."""
+    """Returns a Deployment of idle pods, still without any; `node` is the only node for them, None for all."""
     labels = {"app": name, "group": group}
     spec = {
         "containers": [{"name": "pause", "image": images.PAUSE}],

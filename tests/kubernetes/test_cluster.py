@@ -1,7 +1,6 @@
 """podwire as the network of a real cluster: pods of all nodes, Services, host ports, the world outside."""
 
 import itertools
-import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from tests.kubernetes import modes
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.plan import Family
-from tests.kubernetes.pods import HOST_PORT, PORT, daemon_set, service
+from tests.kubernetes.pods import HOST_PORT, PORT, daemon_set, get, service, url
 
 NAME = "web"
 # A connection for each request.
@@ -31,7 +30,7 @@ class Web:
 
     def get(self, node: str, host: str, port: int = 80, path: str = "hostname") -> str:
         """Returns what the pod of a node gets by HTTP from a host and port: a line for each number in the path."""
-        words = (*_CURL, f"--{self.family.name.lower()}", f"{_url(host, port)}/{path}")
+        words = (*_CURL, f"--{self.family.name.lower()}", url(host, port, path))
         return self.control.kubectl("exec", self.names[node], "--", *words).strip()
 
     def client(self, node: str, host: str, port: int = 80) -> str:
@@ -81,8 +80,8 @@ def test_host_and_node_ports_answer(web: Web) -> None:
     """The host port of each node reaches the pod of that node, the node port any pod: from outside and from pods."""
     node_port = web.service["spec"]["ports"][0]["nodePort"]
     for node, address in web.nodes.items():
-        assert _get(address, HOST_PORT) == web.names[node]
-        assert _get(address, node_port) in web.names.values()
+        assert get(url(address, HOST_PORT, "hostname")) == web.names[node]
+        assert get(url(address, node_port, "hostname")) in web.names.values()
         for source in web.names:
             assert web.get(source, address, HOST_PORT) == web.names[node]
 
@@ -97,13 +96,3 @@ def test_doctor_accepts_the_nodes(cluster: Cluster, running: None) -> None:
     """`podwire doctor` reports nothing on any node while pods run."""
     for node in cluster.nodes:
         node.assert_healthy()
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _get(host: str, port: int) -> str:
-    with urllib.request.urlopen(f"{_url(host, port)}/hostname", timeout=10) as answer:
-        body: bytes = answer.read()
-        return body.decode()

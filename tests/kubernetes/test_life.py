@@ -7,7 +7,6 @@ import contextlib
 import shutil
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
 from typing import Any
@@ -18,7 +17,7 @@ from tests.kubernetes import plan
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.node import Node
 from tests.kubernetes.packets import Connection, Packets, Requests, Stream, added, dropped
-from tests.kubernetes.pods import UDP_PORT, daemon_set, deployment, is_ready
+from tests.kubernetes.pods import UDP_PORT, daemon_set, deployment, get, is_ready
 from tests.support import machine
 from tests.support.machine import eventually, unchanged
 from tests.support.namespaces import Namespace
@@ -237,7 +236,7 @@ def _assert_reached(cluster: Cluster, traffic: Traffic, node: Node) -> None:
     """Asserts that a node's pod is soon reached without a loss, and leaves the cluster by the node's address."""
     with traffic.flows(cluster.nodes[0], node), traffic.flows(node, cluster.nodes[0]):
         with node.network_of(traffic.address(node)).entered():
-            assert _get(f"http://{plan.IPV4.gateway()}/clientip").rpartition(":")[0] == node.address
+            assert get(f"http://{plan.IPV4.gateway()}/clientip").rpartition(":")[0] == node.address
         cluster.wait("the agent is ready", lambda: _is_satisfied(node))
     node.assert_healthy()
 
@@ -256,7 +255,7 @@ def _readyz(node: Node) -> str:
     """Returns what a node's agent answers about its state, "" if it does not answer."""
     with node.network.entered():
         try:
-            return _get("http://127.0.0.1:9794/readyz")
+            return get("http://127.0.0.1:9794/readyz")
         except urllib.error.HTTPError as error:
             return error.read().decode()
         except OSError:
@@ -265,12 +264,6 @@ def _readyz(node: Node) -> str:
 
 def _is_satisfied(node: Node) -> bool:
     return "[+]" in (text := _readyz(node)) and "[-]" not in text
-
-
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        body: bytes = answer.read()
-        return body.decode()
 
 
 def _pod_cidr(cluster: Cluster, node: Node) -> str:

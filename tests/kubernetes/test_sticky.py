@@ -6,7 +6,7 @@ import pytest
 
 from tests.kubernetes import modes
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.pods import PORT, daemon_set, is_ready
+from tests.kubernetes.pods import PORT, daemon_set, is_ready, url
 from tests.support import manifests
 
 NAME, CLIENT = "database", "client"
@@ -54,7 +54,7 @@ def _place(cluster: Cluster) -> tuple[str, set[str]]:
 
 def _assert_reached(cluster: Cluster, addresses: set[str]) -> None:
     """Asserts that the pod answers the pods of all nodes."""
-    urls = [f"http://{f'[{one}]' if ':' in one else one}:{PORT}/hostname" for one in addresses]
+    urls = [url(one, PORT, "hostname") for one in addresses]
     for pod in cluster.control.objects("pods", f"--selector=app={CLIENT}"):
         words = ("curl", "--silent", "--show-error", "--fail-early", "--max-time", "10", *urls)
         assert cluster.control.kubectl("exec", pod["metadata"]["name"], "--", *words) == f"{NAME}-0" * len(urls)
