@@ -39,10 +39,9 @@ _STREAMS, _BURST = "stream", "burst"  # the labels of pods
 _PODS = "/api/v1/namespaces/default/pods"
 _WITHIN_S, _QUIET_S = 600, 2
 _TICKS = os.sysconf("SC_CLK_TCK")
-# containerd measures a pod's call of all plugins of the network together.
+# containerd measures the call of all plugins of a network for a pod.
 _OPERATIONS = re.compile(
-    r'^containerd_cri_network_plugin_operations_duration_seconds_seconds_(sum|count)\{operation_type="(\w+)"\} (\S+)$',
-    re.M,
+    r'^containerd_cri_network_plugin_operations_duration_seconds_seconds_sum\{operation_type="(\w+)"\} (\S+)$', re.M
 )
 _ERRORS = re.compile(
     r'^containerd_cri_network_plugin_operations_errors_\w+\{operation_type="(set_up|tear_down)_pod"\}', re.M
@@ -60,7 +59,6 @@ class Size(NamedTuple):
 
 TINY = Size({1: 1, 3: 1}, 1, 1.0)
 Pod = tuple[Namespace, str]  # with its address
-Calls = dict[str, tuple[float, float]]  # of CNI: the seconds that they have taken, and their number, by verb
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -181,11 +179,11 @@ class _Bench:
         after = self._wait_for_last_call()
         return {
             "first_answer_s": [self._arrivals.at[name] - at for name, at in created.items()],
-            "calls_ms": {verb: 1000 * (after[verb][0] - before[verb][0]) / count for verb in after},
+            "calls_ms": {verb: 1000 * (after[verb] - before[verb]) / count for verb in after},
         }
 
     def _use(self, side: str) -> None:
-        """Makes the executables of a side those of all nodes, each atomically; the names of one file stay its names."""
+        """Replaces the executables of all nodes by those of a side, each atomically; hard links stay hard links."""
         if side != self._used:
             files = [f"{BIN_DIR.parent}/{self._sides.index(side)}/{name}" for name in _PLUGINS]
             for node in self._cluster.nodes:
@@ -218,28 +216,28 @@ class _Bench:
         self._client.create(_PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
         return at
 
-    def _wait_for_last_call(self) -> Calls:
-        """Waits until no plugin is called for a while: kubelet repeats DEL, and nothing shows which is the last."""
+    def _wait_for_last_call(self) -> dict[str, float]:
+        """Waits until no plugin runs for a while: kubelet repeats DEL, and nothing shows which is the last."""
         calls, before = self._calls(), None
         while calls != before:
             time.sleep(_QUIET_S)
             calls, before = self._calls(), calls
         return calls
 
-    def _calls(self) -> Calls:
-        """Returns the seconds that all CNI calls of all nodes have taken, and their number, by verb.
+    def _calls(self) -> dict[str, float]:
+        """Returns the seconds that all CNI calls of all nodes have taken, by verb.
 
         Raises RuntimeError when one has failed: only working plugins are timed.
         """
-        totals = {verb: {"sum": 0.0, "count": 0.0} for verb in _VERBS.values()}
+        totals = dict.fromkeys(_VERBS.values(), 0.0)
         for node in self._cluster.nodes:
             text = node.run("curl", "--silent", "--fail", f"http://{METRICS}/v1/metrics")
             if _ERRORS.search(text):
                 raise RuntimeError(f"a plugin failed on {node.name}: {node.log('containerd').read_text()[-3000:]}")
-            for kind, operation, value in _OPERATIONS.findall(text):
+            for operation, value in _OPERATIONS.findall(text):
                 if operation in _VERBS:
-                    totals[_VERBS[operation]][kind] += float(value)
-        return {verb: (total["sum"], total["count"]) for verb, total in totals.items()}
+                    totals[_VERBS[operation]] += float(value)
+        return totals
 
 
 def _processor_s(node: Node, pid: str) -> float:
