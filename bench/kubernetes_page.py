@@ -20,7 +20,7 @@ def markdown(report: Report) -> str:
     columns = [_column(report["bursts"][side], report["streams"][side]) for side in sides]
     lines = [f"| | {' | '.join(sides)} |", "|---" * (1 + len(sides)) + "|"]
     lines += [f"| {title} | {' | '.join(column[title] for column in columns)} |" for title in columns[0]]
-    return "\n".join((*lines, "", _once(report)))
+    return "\n".join((*lines, "", _common(report)))
 
 
 def _column(bursts: Mapping[Any, Any], streams: Sequence[Sequence[float]]) -> dict[str, str]:
@@ -28,14 +28,14 @@ def _column(bursts: Mapping[Any, Any], streams: Sequence[Sequence[float]]) -> di
     cells = {}
     for count, burst in bursts.items():
         answers = [second for one in burst for second in one["first_answer_s"]]
-        cells[f"{_pods(count)}: first answer, s"] = f"{percentile(answers, 50):.2f}, {percentile(answers, 99):.2f}"
+        cells[f"{_pods(count)}: first answer, s"] = f"{_percentile(answers, 50):.2f}, {_percentile(answers, 99):.2f}"
     for count, burst in bursts.items():
         calls = (shown(statistics.median(one["calls_ms"][verb] for one in burst)) for verb in ("ADD", "DEL"))
         cells[f"{_pods(count)}: ADD, DEL, ms"] = ", ".join(calls)
     return {**cells, "same node: Gbit/s, µs": _stream(streams)}
 
 
-def _once(report: Report) -> str:
+def _common(report: Report) -> str:
     about, agents = report["about"], report["agent"]
     rss, pss, share = (statistics.median(one[key] for one in agents) for key in ("Rss", "Pss", "idle_share"))
     direct, vxlan = (_stream(report["streams"][name]) for name in ("direct", "vxlan"))
@@ -56,6 +56,6 @@ def _stream(streams: Sequence[Sequence[float]]) -> str:
     return ", ".join(shown(statistics.median(column)) for column in zip(*streams, strict=True))
 
 
-def percentile(values: Sequence[float], percent: int) -> float:
+def _percentile(values: Sequence[float], percent: int) -> float:
     """Returns the least of the values that at least so many percent of them do not exceed."""
     return sorted(values)[max(0, -(-percent * len(values) // 100) - 1)]
