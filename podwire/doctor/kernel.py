@@ -123,8 +123,8 @@ def _bridged(node: CheckedNode) -> Iterator[Finding]:
     )
     served = served or _has_legacy_service()
     value = _setting(_BRIDGED)
-    waiting = (item for item in node.interfaces if not item.filters_bridged or node.list_attached(item))
-    bridges = [item.bridge for item in waiting if item.bridge]
+    affected = (item for item in node.interfaces if not item.filters_bridged or node.list_attached(item))
+    bridges = [item.bridge for item in affected if item.bridge]
     if served and bridges and value != "1":
         fix: str = ShellCommand(sysctl.command(_BRIDGED, "1"))
         if value is None:
