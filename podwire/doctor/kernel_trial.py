@@ -1,4 +1,4 @@
-"""Tries in a temporary network namespace what a network's pods need of the kernel, and STATUS cannot try on the host.
+"""Tries rules and limits of pods in a temporary network namespace, because STATUS cannot try them on the host.
 
 The host's rules and interfaces stay as they are. The kernel loads modules, as for the first pod.
 """
@@ -52,7 +52,7 @@ def _try(node: CheckedNode) -> Iterator[Finding]:
                     trial = _TRIALS[kind](*node.checker.build_call("STATUS", None, conf), ip_versions)
             if trial and (error := _run(trial)):
                 subject = f"{network.name}: {kind}"
-                yield _LACKS.finding(subject, error.msg, error.details, behind=(status_object(network, kind),))
+                yield _LACKS.finding(subject, error.msg, error.details, behind=(status_object(subject),))
 
 
 def _run(trial: Trial) -> CniError | None:
@@ -81,11 +81,7 @@ def _publish(args: CmdArgs, net_conf: NetConf, ip_versions: Iterable[int]) -> Tr
     return partial(portmap.BACKENDS.add, replace(conf.ports, mappings=mappings, addresses=addresses), conf.backend)
 
 
-def _redirect(args: CmdArgs, net_conf: NetConf, ip_versions: Iterable[int]) -> Trial:
-    return _redirect_all
-
-
-def _redirect_all() -> None:
+def _redirect() -> None:
     """Redirects the packets of `lo` as bandwidth does those from a pod; raises CniError."""
     requests = [traffic.create_ingress_request(_LO), *subnets.egress_requests(_LO, _LO, subnets.EVERYWHERE)]
     try:
@@ -100,7 +96,7 @@ _TRIALS: dict[str, Callable[[CmdArgs, NetConf, Iterable[int]], Trial | None]] = 
     "bridge": _masquerade,
     "ptp": _masquerade,
     "portmap": _publish,
-    "bandwidth": _redirect,
+    "bandwidth": lambda *_: _redirect,
 }
 
 CHECKS = (Check("kernel", "trial", "the kernel accepts the rules and limits of the networks' pods", _try, (_LACKS,)),)

@@ -162,19 +162,18 @@ def _status(node: CheckedNode) -> Iterator[Finding]:
 
 def _network_status(node: CheckedNode, network: Network) -> Iterator[Finding]:
     for plugin in network.plugins:
+        kind = str(plugin["type"])
+        subject = f"{network.name}: {kind}"
         try:
             has_status = _run_status(node, network, plugin)
         except CniError as error:
             bridges = (item.bridge for item in node.interfaces if item.network is network and item.bridge)
-            gateways = map(ipv6_of, bridges) if plugin["type"] == "bridge" else ()
-            behind = (*_objects(str(plugin["type"])), *gateways)
-            about = status_object(network, str(plugin["type"]))
-            yield _STATUS.finding(
-                f"{network.name}: {plugin['type']}", error.msg, error.details, objects=(about,), behind=behind
-            )
+            behind = (*_objects(kind), *(map(ipv6_of, bridges) if kind == "bridge" else ()))
+            objects = (status_object(subject),)
+            yield _STATUS.finding(subject, error.msg, error.details, objects=objects, behind=behind)
         else:
             if has_status:
-                yield ok_finding("status", f"{network.name}: {plugin['type']}", "ready")
+                yield ok_finding("status", subject, "ready")
 
 
 def _run_status(node: CheckedNode, network: Network, plugin: Mapping[str, object]) -> bool:
@@ -237,9 +236,9 @@ def _execute_status(node: CheckedNode, network: Network, plugin: Mapping[str, ob
         raise CniError(0, msg, str(answer.get("details") or f"run {path} by hand to see its error"))
 
 
-def status_object(network: Network, kind: str) -> str:
-    """Returns the object of a finding about the STATUS of a network's plugin, which explains that its trial fails."""
-    return f"STATUS of {network.name}: {kind}"
+def status_object(subject: str) -> str:
+    """Returns the object of a finding about a plugin's STATUS, which also explains why its trial fails."""
+    return f"STATUS of {subject}"
 
 
 def _objects(kind: str) -> tuple[str, ...]:
