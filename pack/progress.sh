@@ -1,14 +1,14 @@
 #!/bin/sh
-# Runs a command, and prints a line on stderr each ten seconds, so that a user sees that it runs.
+# Runs a command, and prints a line on stderr every ten seconds, so that a user sees that it runs.
 #
-# One rule: the command's output, exit status and signals are those without this script.
+# One rule: the command's output and exit status are those without this script.
 #
 #     progress.sh NAME COMMAND...        PROGRESS_S=SECONDS: the time between two lines
 set -eu
 
 name=$1 period_s=${PROGRESS_S:-10}
 shift
-# The sleep that remains for some seconds holds no descriptor, for which a pipe's reader or a lock would wait.
+# sleep outlives the command for some seconds: it holds no descriptor, since a lock or the reader of a pipe would wait.
 print_seconds() {
     passed_s=0
     while sleep "$period_s" >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
