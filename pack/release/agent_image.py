@@ -31,13 +31,11 @@ _INSTALLATION_FILES = ("var/lib/dpkg/status-old", "var/lib/dpkg/lock", "var/lib/
 
 def write(products: Sequence[Product], directory: Path) -> list[Path]:
     """Writes podwire-agent-<version>-oci.tar for all products, and a bill of materials for each; returns the files."""
-    bases = [BASES[product.machine].read_bytes() for product in products]
+    with_bases = [(product, BASES[product.machine].read_bytes()) for product in products]
     image = directory / f"{_NAME}-{products[0].version}-oci.tar"
-    images = [_image(product, base) for product, base in zip(products, bases, strict=True)]
-    write_layout(image, _NAME, images, products[0])
+    write_layout(image, _NAME, [_image(*one) for one in with_bases], products[0])
     sha256 = hashlib.sha256(image.read_bytes()).hexdigest()
-    bills = [_write_bill(product, base, sha256, directory) for product, base in zip(products, bases, strict=True)]
-    return [image, *bills]
+    return [image, *(_write_bill(*one, sha256, directory) for one in with_bases)]
 
 
 def _image(product: Product, base: bytes) -> Image:

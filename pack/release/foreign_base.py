@@ -1,7 +1,7 @@
 """The Debian root file system of the node agent's image for arm64, made from the configured one for amd64.
 
 One rule: no package's script runs. What these scripts, dpkg and mmdebstrap wrote for amd64 (users, alternatives,
-compiled modules) is the same on every machine and is copied; only packages' files and dpkg's records are replaced.
+most compiled modules) is the same on every machine and is copied. All that names the machine is replaced.
 
     python -m pack.release.foreign_base BASE PACKAGES OUT      two archives, and a directory of packages for arm64
 """
@@ -102,8 +102,7 @@ def convert(base: Files, packages: Iterable[Package]) -> Files:
 
 def _replace(base: Files, new: Mapping[str, Package]) -> tuple[str, set[str]]:
     """Returns dpkg's list with the new packages, and the paths of the old ones' files and records."""
-    status, kept = [], set[str]()
-    replaced: set[str] = set()
+    status, kept, replaced = [], set[str](), set[str]()
     for paragraph in base[f"{_DPKG}/status"].content.decode().strip().split("\n\n"):
         fields = dict(_FIELD.findall(paragraph))
         name = fields["Package"]
