@@ -17,7 +17,7 @@ APT_LOCK := exec 9<$(firstword $(wildcard /var/lib/dpkg) Makefile); flock 9
 
 # The Debian release of the test root and of the packages that `make release` builds.
 DEBIAN := bookworm
-# The distribution in which newer-python builds. Packages of other suites come from the archive of this machine's apt, or
+# Of newer-python, newer-root and debian-kernel. Packages of other suites come from the archive of this machine's apt, or
 # from MIRROR=URI. For Ubuntu, MIRROR is a line of sources.list: MIRROR="deb [signed-by=FILE] URI noble main universe".
 DISTRIBUTION ?= trixie
 APT_SOURCES := $(CURDIR)/pack/apt_sources.sh
@@ -95,7 +95,7 @@ SOURCES_STAMP := build/.sources-$(firstword $(shell echo $(SOURCES) | cksum))
 .PHONY: help venv binaries check test test-all test-portable test-second-kernel mutants nightly demo bench bench-quick bench-newest bench-cluster bench-kubernetes image-tests reproducible clean \
     needs-build needs-demo needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root agent-base new-agent-base agent-base-arm64 new-agent-base-arm64 \
     agent-base-if-possible agent-base-arm64-if-possible \
-    debian-kernel test-debian-kernel test-debian-kernels needs-debian-kernel newest-reference test-newest-reference test-clients test-deploy test-release test-arm64 test-cluster kubernetes kubernetes-cluster cluster test-kubernetes \
+    debian-kernel test-debian-kernel test-debian-kernels needs-debian-kernel newest-reference test-newest-reference debian-roots test-clients test-deploy test-release test-arm64 test-cluster kubernetes kubernetes-cluster cluster test-kubernetes \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
 
 # $(call say,TARGET): prints what a target does and how long it takes: its line of `make help`.
@@ -178,7 +178,6 @@ new-newer-root:
 	@ln -sf $(notdir $(realpath $(PYTHON))) $(NEWER_ROOT)$(PYTHON)
 	@$(call end_root,$(NEWER_ROOT),$(NEWER_ROOT_STAMP))
 
-.PHONY: debian-roots
 debian-roots: $(DEBIAN_ROOTS) ## create minimal Debians 11, 12, 13 and sid for the tests of a release: build/debian (root; 2 minutes)
 
 build/debian/%.tar:
@@ -341,7 +340,7 @@ reproducible: venv ## build twice, in two directories, and compare the files (3 
 	PYTHONHASHSEED=0 $(PY) -m pack.reproducible
 
 # Without the cross compiler everything is for amd64 only, and without packages from Debian's archive there is no image of
-# the node agent: the rest is packed. Half of a build for arm64 is one emulated program, which leaves a processor.
+# the node agent: the rest is packed. Two jobs, because half of a build for arm64 is one emulated program.
 release: venv ## build and pack everything for amd64 and 64-bit ARM, for publication: dist/release (root; 8 minutes, then one)
 	@$(call say,release)
 	@if $(MAKE) --no-print-directory needs-arm64; then parts="arm64 agent-base-arm64-if-possible"; else \
