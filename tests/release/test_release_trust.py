@@ -120,9 +120,6 @@ def test_provenance_is_a_statement_of_in_toto(release):
     assert predicate.build_definition.build_type
     assert predicate.build_definition.external_parameters["version"]
     assert predicate.run_details.builder.id
-    statement["predicate"]["runDetails"]["host"] = "builder"
-    with pytest.raises(json_format.ParseError, match='no field named "host"'):
-        json_format.ParseDict(statement["predicate"], Provenance())
 
 
 NO_NETWORK, LISTED = "http://127.0.0.1:9/debian", "file:{repository}"
