@@ -264,7 +264,7 @@ def gateway_of(item: Route, ips: Iterable[IPConfig]) -> Address | None:
 
 
 def _ignore_redirects(ifname: str, *, ipv6: bool) -> None:
-    """Sets the kernel parameters; runs inside the namespace. With IPv4, one of "all" and the interface's accepts."""
+    """Sets the kernel parameters; runs inside the namespace. For IPv4, 1 in "all" or the interface's accepts."""
     for conf in (f"ipv4/conf/{ifname}", "ipv4/conf/all", *([f"ipv6/conf/{ifname}"] if ipv6 else [])):
         sysctl.try_write(f"{conf}/accept_redirects", "0")
 

@@ -83,22 +83,21 @@ def explain_missing(*names: str) -> str:
 
 def get_obstacle(*names: str) -> str:
     """Returns why modprobe cannot, or must not, load one of the modules, and the fix; "" if no reason is known."""
-    release = os.uname().release
-    quoted = " and ".join(names)
+    release, listed_names = os.uname().release, " and ".join(names)
     if not os.path.exists(system.current.path(_LOADED)) and os.path.exists(system.current.path("/proc/version")):
         options = " and ".join(f"CONFIG_{OPTIONS[name]}" for name in names)
         return f"use a kernel with {options}: this one, {release}, has no loadable modules"
     if installed := _list(_DIRECTORY):
         if release not in installed:
             return f"reboot: {_DIRECTORY} has the modules of another kernel than the running one, {release}"
-        listed = "".join(_read(f"{_DIRECTORY}/{release}/modules.{kind}") for kind in ("dep", "builtin"))
-        if absent := [name for name in names if listed and not re.search(rf"/{name}\.ko", listed)]:
+        index = "".join(_read(f"{_DIRECTORY}/{release}/modules.{kind}") for kind in ("dep", "builtin"))
+        if absent := [name for name in names if index and not re.search(rf"/{name}\.ko", index)]:
             packages = f"linux-modules-extra-{release} (Ubuntu) or kernel-modules-extra (Fedora, RHEL)"
             return f"{_DIRECTORY}/{release} has no {' and no '.join(absent)}: install a package such as {packages}"
     if line := next(_list_prohibitions(names), ""):
-        return f"{quoted} must be loaded, and {line} forbids that: decide which applies"
+        return f"{listed_names} must be loaded, and {line} forbids that: decide which applies"
     if _read(_DISABLED).strip() == "1":
-        return f"list {quoted} in a file of /etc/modules-load.d and reboot: kernel.modules_disabled is 1"
+        return f"list {listed_names} in a file of /etc/modules-load.d and reboot: kernel.modules_disabled is 1"
     return ""
 
 
