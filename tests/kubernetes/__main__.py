@@ -33,7 +33,7 @@ _SCRATCH = ROOT / "build" / "cluster"  # /tmp inside
 _LOGS = ROOT / "build" / "cluster-logs"
 _CHILD = "--in-namespaces"
 _TESTS = "tests/kubernetes"
-# In a mode before _SHORT: what the tunnel depends on.
+# Tests that a mode runs before _SHORT: of addresses and uplinks that the tunnel uses.
 _FURTHER = {"vxlan": [f"{_TESTS}/test_life.py::test_{name}" for name in ("internal_ip_changes", "uplink_is_replaced")]}
 _SHORT = (f"{_TESTS}/test_cluster.py", f"{_TESTS}/test_sticky.py")
 _PYTEST = (sys.executable, "-m", "pytest", "-s", "--timeout=0")

@@ -1,6 +1,6 @@
 """A stand-in for the DNS server of a cluster: it answers by UDP and TCP.
 
-One rule: nothing is cached. A message has one question, and names are not compressed.
+One rule: nothing is cached. A query has one question, whose name is not compressed.
 
     python -m tests.kubernetes.dns URL CA TOKEN_FILE ADDRESS...
 """

@@ -1,4 +1,4 @@
-"""Hundreds of pods come and go: each has an address, and what the network has of them on a node goes with them."""
+"""Hundreds of pods come and go: each has an address of its own, and the network leaves nothing of them on a node."""
 
 import contextlib
 import time
