@@ -8,7 +8,7 @@ set -eu
 
 name=$1 period_s=${PROGRESS_S:-10}
 shift
-# sleep outlives the command for some seconds: it holds no descriptor, since a lock or the reader of a pipe would wait.
+# sleep outlives the command for some seconds: with the output open, it would make the reader of a pipe wait.
 print_seconds() {
     passed_s=0
     while sleep "$period_s" >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
@@ -16,7 +16,7 @@ print_seconds() {
         echo "$name: after $passed_s s" >&2
     done
 }
-print_seconds 9<&- &
+print_seconds &
 trap 'kill $!' EXIT
 trap 'exit 143' TERM INT HUP
 "$@"
