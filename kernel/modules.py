@@ -77,8 +77,8 @@ def has_device(name: str) -> bool:
 
 def explain_missing(*names: str) -> str:
     """Returns the fix for the kernel's refusal of what the modules `names` implement."""
-    command = f"modprobe {'-a ' if len(names) > 1 else ''}{' '.join(names)}"
-    return get_obstacle(*names) or f"load what the kernel did not: {command}"
+    command = "modules: modprobe -a" if len(names) > 1 else "module: modprobe"
+    return get_obstacle(*names) or f"load the {command} {' '.join(names)}"
 
 
 def get_obstacle(*names: str) -> str:

@@ -60,7 +60,7 @@ def test_a_module_that_can_be_loaded_is_no_finding(node, kind):
     add_child(node, kind)
     module = "8021q" if kind == "vlan" else kind
     with withheld([module]):
-        assert [one["cure"] for one in list_lacks(node)] == [f"load what the kernel did not: modprobe {module}"]
+        assert [one["cure"] for one in list_lacks(node)] == [f"load the module: modprobe {module}"]
     assert list_lacks(node) == []
 
 
