@@ -46,7 +46,7 @@ _MAX_BYTES = 1 << 24
 
 
 def refuse_missing_links(socket: Socket, kind: str) -> None:
-    """Raises CniError(999) if the kernel has no links of `kind`, with the fix; KernelError (EPERM)."""
+    """Raises CniError(999) with the fix if the kernel has no links of `kind`; raises KernelError (EPERM)."""
     if problem := get_links_problem(socket, kind):
         raise internal(f"the kernel has no {kind} interfaces", problem)
 

@@ -48,7 +48,7 @@ class InspectedPod:
     def expected_routes(self) -> list[tuple[Cidr, Address | None]]:
         """Returns the routes of ADD's result, with their gateways; those in a VRF are in another table.
 
-        A route to the gateway itself has none: a libcni before CNI 1.1 writes the cache without its scope.
+        A route to the gateway itself has no gateway: libcni before CNI 1.1 does not store its scope.
         """
         result = self.pod.attachment.typed_result
         is_in_vrf = any(plugin["type"] == "vrf" for plugin in self.pod.item.network.plugins)

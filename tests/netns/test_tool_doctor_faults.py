@@ -61,7 +61,7 @@ def test_resolver_without_a_route(node, sandbox, tmp_path):
 
 @pytest.mark.parametrize(("address", "gateway"), [("10.9.0.5/32", "10.9.1.1"), ("fd00:9::5/128", "fd00:9::1:1")])
 def test_gateway_beyond_the_subnet(node, sandbox, address, gateway):
-    """The route to a gateway that the pod's subnet lacks is no fault, of which an old libcni drops the scope."""
+    """A route to a gateway outside of the pod's subnet is no fault, even if an old libcni has dropped its scope."""
     ipam = {"type": "static", "addresses": [{"address": address, "gateway": gateway}]}
     network = node.add_bridge(ipam=ipam, isDefaultGateway=True)
     node.attach(network, sandbox)

@@ -84,7 +84,7 @@ def test_what_status_does_not_try_is_tried(node, module, subject):
 @pytest.mark.needs("br_netfilter", "iptables_nft_nat")
 @pytest.mark.parametrize(("keys", "names"), [({}, ["bridged-frames-pass-by"]), ({"bridgeNetfilter": True}, [])])
 def test_a_setting_that_add_writes_is_no_finding(node, keys, names):
-    """With kube-proxy and bridged frames past iptables, only a network whose ADD does not change that is named."""
+    """If bridged frames bypass iptables beside kube-proxy, only a network whose ADD accepts that is reported."""
     node.add_bridge(**keys)
     node.host.run("iptables-nft", "-t", "nat", "-N", "KUBE-SERVICES")
     node.host.run("sysctl", "-w", "net/bridge/bridge-nf-call-iptables=0")
