@@ -1,7 +1,8 @@
 #!/bin/sh
 # Runs a command, and prints a line on stderr every ten seconds, so that a user sees that it runs.
 #
-# One rule: the command's output and exit status are those without this script.
+# One rule: the command's output and exit status are those without this script. A signal to this script alone ends it
+# after the command; Ctrl-C reaches both.
 #
 #     progress.sh NAME COMMAND...        PROGRESS_S=SECONDS: the time between two lines
 set -eu
@@ -17,6 +18,6 @@ print_seconds() {
     done
 }
 print_seconds &
-trap 'kill $!' EXIT
+trap 'kill $! 2>/dev/null || :' EXIT  # it has ended if stderr cannot be written: a reader such as `head` has ended
 trap 'exit 143' TERM INT HUP
 "$@"
