@@ -16,11 +16,11 @@ from attachment.masquerade.spec import Masquerade
 from cni import versions
 from cni.args import CmdArgs
 from cni.conf import NetConf
-from cni.errors import CniError
+from cni.errors import CniError, Code
 from kernel import modules, traffic
 from kernel.netns import entered
 from kernel.rtnl import Socket
-from kernel.unnamed_netns import create_unnamed
+from kernel.unnamed_netns import create_unnamed, set_loopback_up
 from plugins.bandwidth import subnets
 from plugins.portmap import conf as portmap_conf
 from plugins.portmap import main as portmap
@@ -56,11 +56,17 @@ def _try(node: CheckedNode) -> Iterator[Finding]:
 
 
 def _run(trial: Trial) -> CniError | None:
-    """Returns the error of a trial in a new namespace; raises CniError(8) if that cannot be created."""
+    """Returns the error of a trial in a new namespace; raises CniError if that says nothing about the kernel.
+
+    That is code 8 for a namespace that cannot be created, 11 for a busy lock, and 999 without CAP_NET_ADMIN.
+    """
     with create_unnamed() as namespace, entered(namespace):
+        set_loopback_up()  # refused without CAP_NET_ADMIN
         try:
             trial()
         except CniError as error:
+            if error.code == Code.TRY_AGAIN_LATER:
+                raise
             return error
     return None
 
@@ -75,10 +81,17 @@ def _masquerade(args: CmdArgs, net_conf: NetConf, ip_versions: Iterable[int]) ->
 
 
 def _publish(args: CmdArgs, net_conf: NetConf, ip_versions: Iterable[int]) -> Trial:
+    """Returns the trial of a port without the configured conditions and chain, which may name objects of the host."""
     conf = portmap_conf.parse(args, net_conf)
-    mappings = (portmap_conf.PortMapping(1, 1, "tcp"),)
-    addresses = {version: _POD[version] for version in ip_versions}
-    return partial(portmap.BACKENDS.add, replace(conf.ports, mappings=mappings, addresses=addresses), conf.backend)
+    ports = replace(
+        conf.ports,
+        container_id=_NAME,
+        mappings=(portmap_conf.PortMapping(1, 1, "tcp"),),
+        addresses={version: _POD[version] for version in ip_versions},
+        conditions={},
+        external_mark_chain="",
+    )
+    return partial(portmap.BACKENDS.add, ports, conf.backend)
 
 
 def _redirect() -> None:
