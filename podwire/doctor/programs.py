@@ -6,6 +6,7 @@ plugins run in this process.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from ipam.dhcp import conf as dhcp_conf
 from ipam.dhcp.main import PLUGIN as DHCP
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
 from kernel import system
+from kernel.errors import KernelError
 from podwire.doctor.finding import UNSEEN, UNSEEN_FIX, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.gateways import ipv6_of
 from podwire.doctor.node import CheckedNode, types_of
@@ -153,11 +155,22 @@ def _versions(network: Network, programs: _Programs) -> Iterator[Finding]:
 
 
 def _status(node: CheckedNode) -> Iterator[Finding]:
-    if node.networks and os.geteuid() != 0:
-        raise CniError(Code.INVALID_ENVIRONMENT, "the plugins' STATUS needs root")
+    if node.networks:
+        _require_privileges(node)
     with system.replaced(ProgramsOnce()):
         findings = [one for network in node.networks for one in _network_status(node, network)]
     yield from findings
+
+
+def _require_privileges(node: CheckedNode) -> None:
+    """Raises CniError if the plugins' STATUS would fail because of this process, not of the node."""
+    if os.geteuid() != 0:
+        raise CniError(Code.INVALID_ENVIRONMENT, "the plugins' STATUS needs root")
+    try:
+        _ = node.chains  # refused without CAP_NET_ADMIN
+    except KernelError as error:
+        if error.errno == errno.EPERM:
+            raise
 
 
 def _network_status(node: CheckedNode, network: Network) -> Iterator[Finding]:

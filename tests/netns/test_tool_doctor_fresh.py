@@ -43,6 +43,27 @@ def test_a_healthy_node_has_no_finding(node, backend):
     assert node.host.ip("link") == before
 
 
+@pytest.mark.needs("iptables_nft_nat")
+@pytest.mark.parametrize(
+    "keys", [{"externalSetMarkChain": "MARKS"}, {"conditionsV4": ["-m", "set", "--match-set", "pods", "src"]}]
+)
+def test_objects_of_the_host_are_no_finding(node, keys):
+    """A chain and a set that portmap's configuration names exist on the host only: a trial does not use them."""
+    node.host.run("iptables-nft", "-t", "nat", "-N", "MARKS")
+    node.add_bridge("pods", "10.9.0.0/24", {**PORTS, **keys})
+    assert list_lacks(node) == []
+
+
+@pytest.mark.needs("iptables_nft_nat")
+def test_missing_privileges_are_no_finding(node):
+    """Without CAP_NET_ADMIN neither STATUS nor a trial says anything about the node: they were not done."""
+    node.add_bridge("pods", "10.9.0.0/24", PORTS, LIMITS, ipMasq=True)
+    drop = "setpriv --bounding-set=-net_admin --inh-caps=-net_admin"
+    names = {one["name"] for one in node.list_findings(wrapper=drop)}
+    assert "not-seen" in names
+    assert not names & {"not-ready", "kernel-lacks"}
+
+
 @pytest.mark.needs("no vlan_device", "no ipvlan")
 def test_a_kernel_without_the_interfaces_is_named(node):
     """Each network whose interfaces the kernel cannot create is a problem, with the fix for this kernel."""
