@@ -16,6 +16,7 @@ FULL = 250  # a podCIDR has 253 addresses
 TIMES, NIGHTLY_TIMES = 2, 5
 DEPLOYMENTS, REPLICAS = 30, 20
 SAMPLE = 200  # two neighbors each in the table of this kernel, which has room for 1,024 of all nodes and pods
+_EMPTY_S = 5
 _LIMITS = dict.fromkeys(("kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"), "10M")
 
 
@@ -71,8 +72,18 @@ def _scale(cluster: Cluster, replicas: int) -> None:
 
 
 def _wait_until_none(cluster: Cluster) -> None:
-    cluster.wait("no address is reserved", lambda: not any(node.reserved_addresses() for node in cluster.nodes))
-    cluster.wait("no pod is left", lambda: not cluster.control.objects("pods"))
+    """Waits until no pod and no address is left: kubelet may create a sandbox again for a pod that is deleted."""
+
+    def is_empty() -> bool:
+        return not (any(node.reserved_addresses() for node in cluster.nodes) or cluster.control.objects("pods"))
+
+    def stays_empty() -> bool:
+        if not is_empty():
+            return False
+        time.sleep(_EMPTY_S)
+        return is_empty()
+
+    cluster.wait("no pod and no address is left", stays_empty)
 
 
 def _assert_addresses(cluster: Cluster, pods: int) -> None:
