@@ -8,6 +8,7 @@ from typing import NamedTuple
 from agent import kernel_routes
 from agent.node import format_names
 from agent.route_plan import ObjectKind
+from kernel.link import Link
 from kernel.protocol_route import ProtocolRoute, describe
 
 
@@ -38,10 +39,10 @@ class Counters(NamedTuple):
     nodes: int
 
 
-def shadow_problem(node: str, route: ProtocolRoute) -> Problem:
-    """Returns the problem of another program's route to a pod network of `node`, which wins."""
+def shadow_problem(node: str, route: ProtocolRoute, link: Link | None) -> Problem:
+    """Returns the problem of another program's route through `link` to a pod network of `node`, which wins."""
     text = f"a route of metric {route.metric} and protocol {route.protocol} wins over the agent's: "
-    return Problem(node, text + describe(route.dst, route.hop))
+    return Problem(node, text + describe(route.dst, route.hop, link.name if link else ""))
 
 
 def disagreement_problem(kind: ObjectKind, key: bytes) -> Problem:

@@ -162,7 +162,8 @@ class Routes:
         result += [Problem("", text) for text in self._refused.values()]
         for each in sorted(self._shadowing):
             if each.dst in self._existing[ObjectKind.ROUTE]:
-                result.append(shadow_problem(self._peers.holder_of(each.dst), each))
+                out = self._links.by_index.get(each.hop.ifindex)
+                result.append(shadow_problem(self._peers.holder_of(each.dst), each, out))
         return result + [disagreement_problem(*each) for each, n in self._repairs_of.items() if n > _MAX_REPAIRS]
 
     @property

@@ -88,12 +88,12 @@ def delete_request(dst: Prefix, metric: int, protocol: int) -> Request:
     return Request(description, RouteMessage, RTM_DELROUTE, NLM_F_ACK, values, attributes, (errno.ESRCH,))
 
 
-def describe(dst: Prefix, hop: NextHop) -> str:
-    """Returns a route as text, "10.244.1.0/24 via 192.0.2.12 dev 3"."""
+def describe(dst: Prefix, hop: NextHop, device: str = "") -> str:
+    """Returns a route as text, "10.244.1.0/24 via 192.0.2.12 dev 3", or with the name of the device."""
     if hop == UNREACHABLE:
         return f"unreachable {format_prefix(dst)}"
     via = f" via {inet_ntop(_FAMILIES[len(dst)], hop.gateway)}" if hop.gateway else ""
-    return f"{format_prefix(dst)}{via} dev {hop.ifindex}"
+    return f"{format_prefix(dst)}{via} dev {device or hop.ifindex}"
 
 
 def list_of_protocol(socket: Socket, protocol: int) -> list[ProtocolRoute]:

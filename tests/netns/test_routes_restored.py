@@ -1,6 +1,5 @@
 """What the agent restores when other programs or the kernel change its routes, entries and device; its problems."""
 
-import json
 import select
 import socket as stdlib_socket
 from ipaddress import ip_address, ip_network
@@ -252,8 +251,7 @@ def test_routes_to_the_api_server_are_deleted(distant):
 def test_shadowing_routes_are_problems(distant):
     """A route of lower metric to the same network is a problem until it is deleted, at the start and later."""
     host = distant.nodes[0].host
-    index = json.loads(host.ip("-j", "link", "show", UPLINK))[0]["ifindex"]
-    text = "a route of metric {} and protocol 3 wins over the agent's: {} via {} dev " + str(index)
+    text = "a route of metric {} and protocol 3 wins over the agent's: {} via {} dev " + UPLINK
     shadow = ("10.244.2.0/24", "via", "192.0.1.1")
     host.ip("route", "add", *shadow)
     with started(distant) as routes:
