@@ -152,6 +152,8 @@ def test_drained_node_keeps_nothing_of_its_pods(cluster: Cluster, traffic: Traff
         return [pod["spec"]["nodeName"] for pod in pods if is_ready(pod)]
 
     cluster.control.apply(deployment(MOVED, 6))
+    # The controllers must know the six: for pods that go before their watch is open again, they wait five minutes.
+    cluster.control.kubectl("rollout", "status", f"deployment/{MOVED}")
     cluster.wait("six pods are ready", lambda: len(nodes_of_pods()) == 6)
     assert node.name in nodes_of_pods()
     with traffic.flows(*others):
