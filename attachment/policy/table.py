@@ -1,0 +1,33 @@
+"""The names that plugins and podwire-agent share: of nftables objects, and of files under /run.
+
+This module is pure. podwire-agent creates the table `podwire_policy` and everything in it; DEL only takes the pod's
+addresses out of the maps and sets below. Plugins create the tables `podwire_guard`, which the agent leaves alone:
+
+    table inet podwire_policy { map egress4 { ... } map ingress4 { ... } set self4 { ... } ... }    # podwire-agent's
+    table bridge podwire_guard { ... }                                                              # bridge's
+    table inet podwire_guard { ... }                                                                # ptp's
+"""
+
+from __future__ import annotations
+
+from kernel.netfilter import nft
+from kernel.netfilter.nft import Table
+from kernel.netfilter.nft_set import ADDRESS, Set
+
+DIRECTORY = "/run/podwire/policy"
+PODS_DIRECTORY = f"{DIRECTORY}/pods"  # the records
+NAMESPACES_FILE = f"{DIRECTORY}/namespaces"  # boot, generation, strict, namespaces with policies
+GATE_SOCKET = f"{DIRECTORY}/gate.sock"
+
+TABLE = Table(nft.INET, "podwire_policy", "made by podwire-agent for NetworkPolicies")
+
+# Verdict maps: a local pod's address to the chain of its policies. As keys only, which is what DEL needs; the agent
+# creates them as maps of the same names.
+EGRESS = {version: Set(TABLE, f"egress{version}", (part,)) for version, part in ADDRESS.items()}
+INGRESS = {version: Set(TABLE, f"ingress{version}", (part,)) for version, part in ADDRESS.items()}
+# The pairs of each local pod's address with itself.
+SELF = {version: Set(TABLE, f"self{version}", (part, part)) for version, part in ADDRESS.items()}
+
+_GUARD_COMMENT = "made by podwire's plugins for pods with networkPolicy"
+GUARD_BRIDGE_TABLE = Table(nft.BRIDGE, "podwire_guard", _GUARD_COMMENT)
+GUARD_TABLE = Table(nft.INET, "podwire_guard", _GUARD_COMMENT)
