@@ -5,6 +5,7 @@
  *   mount(...)          mount(2) without data
  *   fs_type(path)       statfs(2)'s f_type: distinguishes a namespace file from a stale plain file
  *   bpf(...)            bpf(2), which shows eBPF programs
+ *   inotify(path, mask) inotify(7), for changes of a directory
  *   spawn_bound(...)    starts a program that the kernel kills when this process ends, however it ends
  *
  * _netlink.c adds functions for netlink messages, _background.c adds background processes. The module is built as an
@@ -18,6 +19,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
+#include <sys/inotify.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -223,6 +225,29 @@ podwire_bpf(PyObject *self, PyObject *args)
     return result < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(result);
 }
 
+static PyObject *
+podwire_inotify(PyObject *self, PyObject *args)
+{
+    PyObject *path;
+    unsigned int mask;
+    int fd;
+
+    if (!PyArg_ParseTuple(args, "O&I", PyUnicode_FSConverter, &path, &mask))
+        return NULL;
+    fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    if (fd >= 0 && inotify_add_watch(fd, PyBytes_AS_STRING(path), mask) < 0) {
+        int error = errno;
+
+        close(fd);
+        errno = error;
+        fd = -1;
+    }
+    if (fd < 0)
+        PyErr_SetFromErrnoWithFilename(PyExc_OSError, PyBytes_AS_STRING(path));
+    Py_DECREF(path);
+    return fd < 0 ? NULL : PyLong_FromLong(fd);
+}
+
 static PyMethodDef methods[] = {
     {"setns", podwire_setns, METH_VARARGS, "setns(fd, nstype): enter the namespace behind fd."},
     {"unshare", podwire_unshare, METH_VARARGS, "unshare(flags): move into new namespaces."},
@@ -230,6 +255,7 @@ static PyMethodDef methods[] = {
     {"fs_type", podwire_fs_type, METH_VARARGS, "fs_type(path) -> int: statfs(2)'s f_type of path."},
     {"bpf", podwire_bpf, METH_VARARGS,
      "bpf(command, attributes) -> int: bpf(2); the kernel writes its answer into the buffer."},
+    {"inotify", podwire_inotify, METH_VARARGS, "inotify(path, mask) -> fd: an inotify descriptor that watches path."},
     {"spawn_bound", podwire_spawn_bound, METH_VARARGS, spawn_bound_doc},
     {NULL, NULL, 0, NULL},
 };
