@@ -26,9 +26,9 @@ ATTRIBUTE = struct.Struct("=HH")
 _PADDING = (b"", bytes(3), bytes(2), bytes(1))
 
 
-def payload(header: int, offset: int, length: int) -> bytes:
+def payload(header: int, offset: int, length: int, register: int = _REGISTER) -> bytes:
     """Loads bytes of a packet's header."""
-    return _expression("payload", _number(1, _REGISTER), _number(2, header), _number(3, offset), _number(4, length))
+    return _expression("payload", _number(1, register), _number(2, header), _number(3, offset), _number(4, length))
 
 
 def meta(key: int, register: int = _REGISTER) -> bytes:
