@@ -1,0 +1,339 @@
+"""Pods, namespaces and network policies as small values, parsed from the API's documents. Pure.
+
+One rule: a document that no API server would accept raises ValueError, whose text names the object, the field and the
+fault. The caller reports it and, for a policy, uses `closed_policy` in its place.
+
+A value keeps only what policies need, and equal texts and labels are one object: a cluster may have 100,000 pods.
+
+Source: the Kubernetes API, core/v1 Pod and Namespace, networking.k8s.io/v1 NetworkPolicy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache
+from sys import intern
+from typing import NamedTuple
+
+from agent.policy.selector import Selector, parse_selector
+from cni.address import Address, Network, parse_cidr, parse_ip
+
+Document = Mapping[str, object]
+
+INGRESS, EGRESS = "ingress", "egress"
+TCP = "tcp"
+LAST_PORT = 65535
+_PROTOCOLS = {"TCP": TCP, "UDP": "udp", "SCTP": "sctp"}
+_TYPES = ("Ingress", "Egress")
+_FINISHED = ("Succeeded", "Failed")
+# A static pod's runtime knows it by this UID; its object in the API, which the kubelet creates, has another.
+_STATIC_UID = "kubernetes.io/config.mirror"
+_SHARED = 1 << 14  # label mappings and ports that are remembered: pods of one Deployment share theirs
+
+
+class NamedPort(NamedTuple):
+    """A container's port with a name; the protocol in lower case."""
+
+    name: str
+    protocol: str
+    number: int
+
+
+class Pod(NamedTuple):
+    """A pod. Of two pods that have one address, the address belongs to the one with the higher `precedence`.
+
+    `precedence` is the time of creation in seconds, 0 while the pod is terminating. `ports` are the named ones of its
+    containers and sidecars.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+    addresses: tuple[Address, ...] = ()
+    node: str = ""
+    host_network: bool = False
+    is_finished: bool = False
+    ports: tuple[NamedPort, ...] = ()
+    precedence: int = 0
+
+    @property
+    def can_have_policies(self) -> bool:
+        """Returns whether policies concern the pod: its node, or no container at all, uses the address of others."""
+        return not (self.host_network or self.is_finished)
+
+
+class Namespace(NamedTuple):
+    """A namespace with its labels."""
+
+    name: str
+    labels: Mapping[str, str]
+
+
+class PodPeer(NamedTuple):
+    """The pods that a selector selects in `namespace`, or, if `namespaces` is a selector, in those that it selects."""
+
+    namespace: str
+    namespaces: Selector | None
+    pods: Selector
+
+    def __str__(self) -> str:
+        where = f"namespace {self.namespace}" if self.namespaces is None else f"namespaces {self.namespaces}"
+        return f"pods {self.pods} of {where}"
+
+
+class IpBlock(NamedTuple):
+    """The addresses of a network without those of `excepts`."""
+
+    network: Network
+    excepts: tuple[Network, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.network}" + (f" except {', '.join(map(str, self.excepts))}" if self.excepts else "")
+
+
+Peer = PodPeer | IpBlock
+
+
+class PortRange(NamedTuple):
+    """Ports of a protocol: those from `first` to `last`, or those that a container names `name`."""
+
+    protocol: str
+    first: int = 0
+    last: int = LAST_PORT
+    name: str = ""
+
+
+class Rule(NamedTuple):
+    """Allows connections with one of the peers, to one of the ports; None stands for all, other protocols included."""
+
+    peers: tuple[Peer, ...] | None = None
+    ports: tuple[PortRange, ...] | None = None
+
+
+class Policy(NamedTuple):
+    """A network policy; in a direction whose rules are None it isolates no pod."""
+
+    namespace: str
+    name: str
+    pods: Selector
+    ingress: tuple[Rule, ...] | None
+    egress: tuple[Rule, ...] | None
+
+    def rules(self, direction: str) -> tuple[Rule, ...] | None:
+        """Returns the rules of a direction."""
+        return self.ingress if direction == INGRESS else self.egress
+
+
+def parse_pod(document: Document) -> Pod:
+    """Returns the pod of a core/v1 Pod object; raises ValueError."""
+    metadata, spec, status = (_mapping(document, key) for key in ("metadata", "spec", "status"))
+    namespace, name = _names(metadata, "Pod")
+    at = f"Pod {namespace}/{name}"
+    uid, node = metadata.get("uid"), spec.get("nodeName") or ""
+    if not isinstance(uid, str) or not isinstance(node, str):
+        raise ValueError(f"{at}: metadata.uid or spec.nodeName is not a text")
+    static_uid = _mapping(metadata, "annotations").get(_STATIC_UID)
+    return Pod(
+        namespace,
+        name,
+        static_uid if isinstance(static_uid, str) else uid,
+        _labels(metadata, at),
+        _pod_addresses(status, at),
+        intern(node),
+        spec.get("hostNetwork") is True,
+        status.get("phase") in _FINISHED,
+        _named_ports(spec),
+        0 if metadata.get("deletionTimestamp") else _seconds(metadata.get("creationTimestamp")),
+    )
+
+
+def parse_namespace(document: Document) -> Namespace:
+    """Returns the namespace of a core/v1 Namespace object; raises ValueError."""
+    metadata = _mapping(document, "metadata")
+    name = metadata.get("name")
+    if not isinstance(name, str) or not name:
+        raise ValueError("the object of a Namespace has no name")
+    return Namespace(intern(name), _labels(metadata, f"Namespace {name}"))
+
+
+def parse_policy(document: Document) -> Policy:
+    """Returns the policy of a NetworkPolicy object; raises ValueError.
+
+    Lists that are missing and lists that are empty mean the same, except for `spec.egress` without `policyTypes`.
+    """
+    namespace, name = _names(_mapping(document, "metadata"), "NetworkPolicy")
+    spec = _mapping(document, "spec")
+    try:
+        types = _list(spec, "policyTypes", "spec") or _TYPES[: 2 if spec.get("egress") else 1]
+        if not all(each in _TYPES for each in types):
+            raise ValueError("spec.policyTypes has a value other than Ingress and Egress")
+        pods = parse_selector(spec.get("podSelector") or {}, "spec.podSelector")
+        ingress = _rules(spec, INGRESS, "from", namespace) if "Ingress" in types else None
+        egress = _rules(spec, EGRESS, "to", namespace) if "Egress" in types else None
+    except ValueError as error:
+        raise ValueError(f"NetworkPolicy {namespace}/{name}: {error}") from None
+    return Policy(namespace, name, pods, ingress, egress)
+
+
+def closed_policy(document: Document) -> Policy:
+    """Returns a policy in place of one that is not valid: it allows nothing in either direction.
+
+    It selects the same pods, or all of the namespace if its podSelector is not valid. Raises ValueError without names.
+    """
+    namespace, name = _names(_mapping(document, "metadata"), "NetworkPolicy")
+    try:
+        pods = parse_selector(_mapping(document, "spec").get("podSelector") or {}, "spec.podSelector")
+    except ValueError:
+        pods = Selector()
+    return Policy(namespace, name, pods, (), ())
+
+
+def _rules(spec: Document, direction: str, peers_key: str, namespace: str) -> tuple[Rule, ...]:
+    rules = []
+    for n, item in enumerate(_list(spec, direction, "spec")):
+        at = f"spec.{direction}[{n}]"
+        rule = _object(item, at)
+        peers = tuple(
+            _peer(_object(peer, f"{at}.{peers_key}[{m}]"), namespace, f"{at}.{peers_key}[{m}]")
+            for m, peer in enumerate(_list(rule, peers_key, at))
+        )
+        ports = tuple(
+            _port_range(_object(port, f"{at}.ports[{m}]"), f"{at}.ports[{m}]")
+            for m, port in enumerate(_list(rule, "ports", at))
+        )
+        rules.append(Rule(peers or None, ports or None))
+    return tuple(rules)
+
+
+def _peer(document: Document, namespace: str, at: str) -> Peer:
+    pods, namespaces, block = (document.get(key) for key in ("podSelector", "namespaceSelector", "ipBlock"))
+    if block is not None and (pods is not None or namespaces is not None):
+        raise ValueError(f"{at} has an ipBlock and a selector")
+    if block is not None:
+        fields = _object(block, f"{at}.ipBlock")
+        excepts = _list(fields, "except", f"{at}.ipBlock")
+        return IpBlock(
+            _network(fields.get("cidr"), f"{at}.ipBlock.cidr"),
+            tuple(_network(text, f"{at}.ipBlock.except[{n}]") for n, text in enumerate(excepts)),
+        )
+    if pods is None and namespaces is None:
+        raise ValueError(f"{at} has no selector and no ipBlock")
+    return PodPeer(
+        namespace if namespaces is None else "",  # equal selectors of different namespaces share a set
+        None if namespaces is None else parse_selector(namespaces, f"{at}.namespaceSelector"),
+        Selector() if pods is None else parse_selector(pods, f"{at}.podSelector"),
+    )
+
+
+def _network(text: object, at: str) -> Network:
+    if not isinstance(text, str):
+        raise ValueError(f"{at} is not a text")
+    try:
+        return parse_cidr(text).network  # servers before 1.35 accept host bits, which mean nothing
+    except ValueError:
+        raise ValueError(f"{at} {text!r} is not a network such as 10.1.0.0/16") from None
+
+
+def _port_range(document: Document, at: str) -> PortRange:
+    port, end = document.get("port"), document.get("endPort")
+    word = document.get("protocol", "TCP")
+    protocol = _PROTOCOLS.get(word) if isinstance(word, str) else None
+    if protocol is None:
+        raise ValueError(f"{at}.protocol {word!r} is none of TCP, UDP, SCTP")
+    if end is not None and not _is_port(port):
+        raise ValueError(f"{at} has an endPort without a number as port")
+    if port is None:
+        return PortRange(protocol)
+    if isinstance(port, str) and port:
+        return PortRange(protocol, 0, 0, intern(port))
+    last = port if end is None else end
+    if not isinstance(port, int) or not isinstance(last, int) or not (_is_port(port) and port <= last <= LAST_PORT):
+        raise ValueError(f"{at}: {port!r} to {last!r} is not a range of ports")
+    return PortRange(protocol, port, last)
+
+
+def _is_port(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LAST_PORT
+
+
+def _names(metadata: Document, kind: str) -> tuple[str, str]:
+    namespace, name = metadata.get("namespace"), metadata.get("name")
+    if not (isinstance(namespace, str) and namespace and isinstance(name, str) and name):
+        raise ValueError(f"the object of a {kind} has no name or no namespace")
+    return intern(namespace), name
+
+
+def _labels(metadata: Document, at: str) -> Mapping[str, str]:
+    labels = metadata.get("labels") or {}
+    if not isinstance(labels, Mapping) or not all(isinstance(value, str) for value in labels.values()):
+        raise ValueError(f"{at}: metadata.labels is not an object of texts")
+    return _shared_labels(tuple(sorted(labels.items())))
+
+
+@lru_cache(maxsize=_SHARED)
+def _shared_labels(pairs: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return {intern(key): intern(value) for key, value in pairs}
+
+
+def _pod_addresses(status: Document, at: str) -> tuple[Address, ...]:
+    items = status.get("podIPs")
+    texts = [item.get("ip") for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
+    addresses = []
+    for text in texts or [status.get("podIP")]:
+        if not text:
+            continue
+        if not isinstance(text, str):
+            raise ValueError(f"{at}: status.podIPs has a value that is not a text")
+        addresses.append(parse_ip(text))
+    return tuple(addresses)
+
+
+def _named_ports(spec: Document) -> tuple[NamedPort, ...]:
+    containers = _containers(spec, "containers")
+    sidecars = [item for item in _containers(spec, "initContainers") if item.get("restartPolicy") == "Always"]
+    ports = []
+    for container in containers + sidecars:
+        for port in _containers(container, "ports"):
+            name, number, word = port.get("name"), port.get("containerPort"), port.get("protocol") or "TCP"
+            if isinstance(name, str) and name and isinstance(number, int) and isinstance(word, str):
+                ports.append((name, _PROTOCOLS.get(word, word), number))
+    return _shared_ports(tuple(ports))
+
+
+@lru_cache(maxsize=_SHARED)
+def _shared_ports(ports: tuple[tuple[str, str, int], ...]) -> tuple[NamedPort, ...]:
+    return tuple(NamedPort(intern(name), protocol, number) for name, protocol, number in ports)
+
+
+def _seconds(text: object) -> int:
+    try:
+        return int(datetime.fromisoformat(text).timestamp()) if isinstance(text, str) else 0
+    except ValueError:
+        return 0
+
+
+def _containers(document: Document, key: str) -> list[Document]:
+    items = document.get(key)
+    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
+
+
+def _mapping(document: Document, key: str) -> Document:
+    value = document.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _object(value: object, at: str) -> Document:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{at} is not an object")
+    return value
+
+
+def _list(document: Document, key: str, at: str) -> list[object]:
+    value = document.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ValueError(f"{at}.{key} is not a list")
+    return value

@@ -1,0 +1,99 @@
+"""Label selectors of the Kubernetes API: which objects one selects, by their labels. Pure.
+
+One rule: equal selectors are equal values, however their documents are written, so that they can share a set.
+
+Source: the Kubernetes API, meta/v1 LabelSelector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from sys import intern
+from typing import NamedTuple
+
+IN, NOT_IN, EXISTS, DOES_NOT_EXIST = "In", "NotIn", "Exists", "DoesNotExist"
+_WITH_VALUES = (IN, NOT_IN)
+_OPERATORS = (*_WITH_VALUES, EXISTS, DOES_NOT_EXIST)
+
+
+class Requirement(NamedTuple):
+    """One condition of a selector; `values` are sorted, and none for Exists and DoesNotExist."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        match self.operator:
+            case "In" if len(self.values) == 1:
+                return f"{self.key}={self.values[0]}"
+            case "Exists":
+                return self.key
+            case "DoesNotExist":
+                return f"!{self.key}"
+            case operator:
+                return f"{self.key} {operator.lower()} ({','.join(self.values)})"
+
+
+class Selector(NamedTuple):
+    """Selects the objects that meet all requirements; without any it selects all objects."""
+
+    requirements: tuple[Requirement, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Returns whether labels meet all requirements; NotIn and DoesNotExist are met if the key is missing."""
+        for key, operator, values in self.requirements:
+            value = labels.get(key)
+            if operator == IN:
+                is_met = value in values
+            elif operator == NOT_IN:
+                is_met = value not in values
+            else:
+                is_met = (value is not None) == (operator == EXISTS)
+            if not is_met:
+                return False
+        return True
+
+    def anchors(self) -> tuple[tuple[str, str | None], ...]:
+        """Returns pairs of key and value, one of which all selected objects have, for an index.
+
+        The value None stands for each value of the key, and the key "" for every object.
+        """
+        alternatives = [each for each in self.requirements if each.operator == IN]
+        if alternatives:
+            shortest = min(alternatives, key=lambda each: len(each.values))
+            return tuple((shortest.key, value) for value in shortest.values)
+        return next((((each.key, None),) for each in self.requirements if each.operator == EXISTS), (("", None),))
+
+    def __str__(self) -> str:
+        """Returns the selector as kubectl writes it: "app=web,tier in (a,b)"; "all" without requirements."""
+        return ",".join(map(str, self.requirements)) or "all"
+
+
+def parse_selector(document: object, at: str) -> Selector:
+    """Returns the selector in a document; raises ValueError, whose text begins with the field `at`."""
+    if not isinstance(document, Mapping):
+        raise ValueError(f"{at} is not an object")
+    labels, expressions = document.get("matchLabels") or {}, document.get("matchExpressions") or []
+    if not isinstance(labels, Mapping) or not all(isinstance(text, str) for pair in labels.items() for text in pair):
+        raise ValueError(f"{at}.matchLabels is not an object of texts")
+    if not isinstance(expressions, list):
+        raise ValueError(f"{at}.matchExpressions is not a list")
+    equal = {Requirement(intern(key), IN, (intern(value),)) for key, value in labels.items()}
+    other = {_parse_expression(item, f"{at}.matchExpressions[{n}]") for n, item in enumerate(expressions)}
+    return Selector(tuple(sorted(equal | other)))
+
+
+def _parse_expression(document: object, at: str) -> Requirement:
+    if not isinstance(document, Mapping):
+        raise ValueError(f"{at} is not an object")
+    key, operator, values = document.get("key"), document.get("operator"), document.get("values") or []
+    if not isinstance(key, str) or not key:
+        raise ValueError(f"{at}.key is not a label's key")
+    if operator not in _OPERATORS:
+        raise ValueError(f"{at}.operator {operator!r} is none of {', '.join(_OPERATORS)}")
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError(f"{at}.values is not a list of texts")
+    if bool(values) != (operator in _WITH_VALUES):
+        raise ValueError(f"{at}.values must {'not ' if values else ''}be there: the operator is {operator}")
+    return Requirement(intern(key), operator, tuple(sorted({intern(value) for value in values})))
