@@ -31,7 +31,7 @@ from agent.metrics import Metrics
 from agent.networks_source import NetworksSource, PodCidrs, PoolBlocks
 from agent.node import Node
 from agent.node_files import NodeFiles
-from agent.node_watch import Changed, Deleted, Failed, NodeEvent, Synced
+from agent.object_watch import Changed, Deleted, Failed, ObjectEvent, Synced
 from agent.pools.reports import BlockLost, PoolEvent, PoolsDecided, PoolState
 from agent.readiness import API, MASQUERADE, NETWORK, POOLS
 from agent.retries import Retries
@@ -101,7 +101,7 @@ class Agent:
         self._loop.call_at(now() + _COMPARE_S, self._compare)
         self._masquerade_updates.start()
 
-    def handle(self, event: NodeEvent) -> None:
+    def handle(self, event: ObjectEvent[Node]) -> None:
         """Handles an event of the watch."""
         if isinstance(event, Failed):
             self._on_failure(event)
@@ -110,12 +110,12 @@ class Agent:
         if isinstance(event, Synced):
             self._replace(event)
         elif isinstance(event, Changed):
-            self._update(event.node)
+            self._update(event.item)
         elif isinstance(event, Deleted):
-            self._remove(event.name)
+            self._remove(event.key)
         self.status.schedule_report()
 
-    def _replace(self, event: Synced) -> None:
+    def _replace(self, event: Synced[Node]) -> None:
         if unlisted := self._nodes.replace(event):
             text = "the API server was restored from a backup: the routes to nodes that it lacks stay until a restart"
             self._log.write("warning", text, nodes=unlisted)

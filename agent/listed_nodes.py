@@ -8,7 +8,7 @@ from __future__ import annotations
 from agent.cluster import Cluster, ClusterChange
 from agent.networks_source import NetworksSource
 from agent.node import Node
-from agent.node_watch import Synced
+from agent.object_watch import Synced
 
 
 class ListedNodes:
@@ -26,7 +26,7 @@ class ListedNodes:
         this = self._cluster.this
         return self.is_synced and this is not None and self._source.is_known(this)
 
-    def replace(self, event: Synced) -> list[str]:
+    def replace(self, event: Synced[Node]) -> list[str]:
         """Stores the nodes of a list; returns the names of the known nodes that a server with older data lacks.
 
         Such nodes stay until the agent restarts: they run, but no later list has them, as kubelet registers its Node
@@ -34,7 +34,7 @@ class ListedNodes:
         cluster, or this node is not registered yet. It adds nodes, which the watch does not report again.
         """
         self.has_list = True
-        cluster, listed = self._cluster, event.nodes
+        cluster, listed = self._cluster, event.items
         candidates = cluster.nodes if event.is_older else self._unlisted  # older: restored from a backup
         self._unlisted = {name: node for name, node in candidates.items() if name not in {cluster.name, *listed}}
         if cluster.name in listed:

@@ -28,9 +28,10 @@ from agent.instance_lock import InstanceLock
 from agent.kubernetes import ApiClient
 from agent.log import Log
 from agent.metrics import Metrics
+from agent.node import Node
 from agent.node_files import masquerade_backends, uninstall
-from agent.node_source import KubernetesNodes
-from agent.node_watch import NodeEvent, NodeWatch
+from agent.object_source import kubernetes_nodes
+from agent.object_watch import ObjectEvent, ObjectWatch
 from agent.pools.reports import PoolEvent
 from agent.pools.service import PoolService
 from agent.route_plan import RouteOptions
@@ -86,7 +87,7 @@ def _run(settings: Settings, log: Log) -> int:
     agent = Agent(settings, loop, parts, addresses_of(server) if server else ())
     nodes = _create_nodes(settings, loop, agent, parts, client)
 
-    def reconnect(watches: NodeWatch | PoolService) -> None:
+    def reconnect(watches: ObjectWatch[Node] | PoolService) -> None:
         if client:
             client.forget_connections()
         watches.reconnect()
@@ -113,9 +114,9 @@ def _run(settings: Settings, log: Log) -> int:
 
 def _create_nodes(
     settings: Settings, loop: Loop, agent: Agent, parts: Parts, client: ApiClient | None
-) -> NodeWatch | PoolService:
+) -> ObjectWatch[Node] | PoolService:
     """Returns the source of the cluster's nodes: Node objects with podCIDRs, or the entries of a store of pools."""
-    inbox: Inbox[NodeEvent] = Inbox(loop, agent.handle)
+    inbox: Inbox[ObjectEvent[Node]] = Inbox(loop, agent.handle)
 
     def on_contact() -> None:
         agent.contact.note_answer()
@@ -123,7 +124,7 @@ def _create_nodes(
 
     if not settings.pools.store:
         assert client  # only a cluster with pools may have no API server
-        return NodeWatch(KubernetesNodes(client), inbox.put, on_contact=on_contact)
+        return ObjectWatch(kubernetes_nodes(client), inbox.put, on_contact=on_contact)
     reports: Inbox[PoolEvent] = Inbox(loop, agent.handle_pools)
 
     def set_uid(uid: str) -> None:
@@ -132,7 +133,7 @@ def _create_nodes(
     return PoolService(settings, client, reports.put, inbox.put, on_contact, set_uid, parts.log.write)
 
 
-def _serve(settings: Settings, agent: Agent, nodes: NodeWatch | PoolService) -> None:
+def _serve(settings: Settings, agent: Agent, nodes: ObjectWatch[Node] | PoolService) -> None:
     """Starts the HTTP server; with pools also the operator's tool's, on the Unix socket, which only root can use."""
     path = socket_path(settings)
     listen = settings.listen or path

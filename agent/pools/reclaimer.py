@@ -19,8 +19,8 @@ from typing import NamedTuple
 from agent.api_errors import ApiError, NotFound
 from agent.kubernetes import ApiClient, object_path
 from agent.node import Node, parse_node
-from agent.node_source import NODES
-from agent.node_watch import Changed, Deleted, NodeEvent, Synced
+from agent.object_source import NODES
+from agent.object_watch import Changed, Deleted, ObjectEvent, Synced
 from agent.pools.block_protocol import Evidence
 from agent.pools.entry_source import EntryNodes
 from agent.pools.identity import uid_of
@@ -73,20 +73,20 @@ class Reclaimer:
             self._is_stopped = True
             self._changed.notify()
 
-    def handle(self, event: NodeEvent) -> None:
+    def handle(self, event: ObjectEvent[Node]) -> None:
         """Handles an event of the watch of Nodes."""
         if isinstance(event, Synced):
-            self._nodes = dict(event.nodes)
-            for node in event.nodes.values():
+            self._nodes = dict(event.items)
+            for node in event.items.values():
                 self._note_taint(node)
         elif isinstance(event, Changed):
-            before = self._nodes.get(event.node.name)
-            self._nodes[event.node.name] = event.node
-            if before and before.uid != event.node.uid:
+            before = self._nodes.get(event.item.name)
+            self._nodes[event.item.name] = event.item
+            if before and before.uid != event.item.uid:
                 self._note_deleted(before)
-            self._note_taint(event.node)
-        elif isinstance(event, Deleted) and event.name in self._nodes:
-            self._note_deleted(self._nodes.pop(event.name))
+            self._note_taint(event.item)
+        elif isinstance(event, Deleted) and event.key in self._nodes:
+            self._note_deleted(self._nodes.pop(event.key))
 
     def _note_deleted(self, node: Node) -> None:
         if self._reclaims_deleted:

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 
 from agent.kubernetes import ApiClient
 from agent.node import Node
-from agent.node_source import KubernetesNodes
-from agent.node_watch import Changed, Failed, NodeEvent, NodeWatch, Synced
+from agent.object_source import kubernetes_nodes
+from agent.object_watch import Changed, Failed, ObjectEvent, ObjectWatch, Synced
 from agent.pools import configured, identity
 from agent.pools.acceptance import Acceptance
 from agent.pools.admin import Admin
@@ -23,7 +23,7 @@ from agent.pools.left_routes import LeftRoutes
 from agent.pools.manager import Manager
 from agent.pools.memory import NodeFacts
 from agent.pools.node_report import LocalReport, read_report
-from agent.pools.pods import PodWatch
+from agent.pools.pods import PodKey, PodKeys, pods_of_node
 from agent.pools.reclaimer import Reclaimer
 from agent.pools.reports import BlockLost, PoolEvent, PoolState
 from agent.pools.store import NodeEntry
@@ -46,7 +46,7 @@ class PoolService:
         settings: Settings,
         client: ApiClient | None,
         put: Callable[[PoolEvent], None],
-        put_node: Callable[[NodeEvent], None],
+        put_node: Callable[[ObjectEvent[Node]], None],
         on_contact: Callable[[], None],
         on_uid: Callable[[str], None],
         log: Callable[[str, str], None],
@@ -58,7 +58,7 @@ class PoolService:
         self._networks = configured.list_networks(settings)
         store = configured.open_store(options, client)
         self._entries = EntryNodes(store, self._on_entry, self._on_space)
-        self.watch = NodeWatch(self._entries, put_node, on_contact=on_contact)
+        self.watch = ObjectWatch(self._entries, put_node, on_contact=on_contact)
         self._reporter = _Reporter(put)
         facts = NodeFacts("", self._name, options.addresses)
         self._manager = Manager(
@@ -66,12 +66,12 @@ class PoolService:
         )
         manager = self._manager
         self._pods = (
-            PodWatch(client, self._name, manager.set_pods, manager.pods_failed)
+            ObjectWatch(pods_of_node(client, self._name), PodKeys(manager.set_pods, manager.pods_failed).handle)
             if client and options.is_sticky
             else None
         )
         self._reclaimer = Reclaimer(store, self._entries, client, options, log) if client else None
-        self._nodes = NodeWatch(KubernetesNodes(client), self._on_node) if client else None
+        self._nodes = ObjectWatch(kubernetes_nodes(client), self._on_node) if client else None
         self._acceptance = (
             Acceptance(store, self._read_report, self._entries.count, put, log)
             if isinstance(store, KubernetesStore)
@@ -119,14 +119,14 @@ class PoolService:
         for watch in self._watches():
             watch.reconnect()
 
-    def _watches(self) -> Iterator[NodeWatch | PodWatch]:
+    def _watches(self) -> Iterator[ObjectWatch[Node] | ObjectWatch[PodKey]]:
         yield self.watch
         if self._nodes:
             yield self._nodes
         if self._pods:
             yield self._pods
 
-    def _on_node(self, event: NodeEvent) -> None:
+    def _on_node(self, event: ObjectEvent[Node]) -> None:
         """Handles an event of the watch of Nodes: this node's UID and addresses, and evidence about other machines."""
         if isinstance(event, Failed):
             self._log("warning", f"API server: {event.error}")
@@ -134,9 +134,9 @@ class PoolService:
             self._reclaimer.handle(event)
         node: Node | None = None
         if isinstance(event, Synced):
-            node = event.nodes.get(self._name)
-        elif isinstance(event, Changed) and event.node.name == self._name:
-            node = event.node
+            node = event.items.get(self._name)
+        elif isinstance(event, Changed) and event.item.name == self._name:
+            node = event.item
         if node:
             self._on_uid(node.uid)
             self._manager.set_facts(NodeFacts(node.uid, self._name, node.addresses))

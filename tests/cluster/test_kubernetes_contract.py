@@ -12,9 +12,9 @@ from agent.api_answer import BOOKMARK, Document
 from agent.api_errors import Conflict, Expired, Forbidden, Invalid, NotFound
 from agent.events import EventRecorder
 from agent.kubernetes import ApiClient, object_path
-from agent.node import parse_node
-from agent.node_source import KubernetesNodes
-from agent.node_watch import Changed, Deleted, NodeEvent, NodeWatch, Synced
+from agent.node import Node, parse_node
+from agent.object_source import kubernetes_nodes
+from agent.object_watch import Changed, Deleted, ObjectEvent, ObjectWatch, Synced
 from tests.cluster.conftest import Api
 from tests.support.kubernetes_double import BLOCKS, EVENTS, NODES
 from tests.support.stores import delete, replace
@@ -184,12 +184,12 @@ def test_events_of_the_agent(api, admin):
 def test_nodes_are_followed(api, admin):
     """A list and a watch report a Node, its deletion, and a Node of the same name with another podCIDR."""
     admin.create(NODES, node("a"))
-    events: queue.Queue[NodeEvent] = queue.Queue()
-    watch = NodeWatch(KubernetesNodes(api.client("agent")), events.put)
+    events: queue.Queue[ObjectEvent[Node]] = queue.Queue()
+    watch = ObjectWatch(kubernetes_nodes(api.client("agent")), events.put)
     watch.start()
     first = events.get(timeout=60)
     assert isinstance(first, Synced)
-    assert list(first.nodes) == ["a"]
+    assert list(first.items) == ["a"]
     delete(admin, f"{NODES}/a")
     assert events.get(timeout=60) == Deleted("a")
     created = admin.create(NODES, node("a", "10.0.2.0/24"))

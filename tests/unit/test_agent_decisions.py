@@ -11,7 +11,7 @@ from agent.events import Subject
 from agent.log import Log
 from agent.metrics import Metrics
 from agent.node import Node, parse_node
-from agent.node_watch import Changed, Deleted, Synced
+from agent.object_watch import Changed, Deleted, Synced
 from agent.pools.reports import PoolsDecided
 from agent.route_report import Counters
 from agent.settings import parse
@@ -24,7 +24,7 @@ def node(number: int) -> Node:
     return parse_node({"metadata": metadata, "spec": {"podCIDR": f"10.244.{number}.0/24"}})
 
 
-def synced(*numbers: int, is_older: bool = False) -> Synced:
+def synced(*numbers: int, is_older: bool = False) -> Synced[Node]:
     return Synced({f"node-{number}": node(number) for number in numbers}, is_older)
 
 
@@ -145,7 +145,7 @@ def test_a_backup_without_this_node_removes_no_routes_later(setup):
 def test_a_node_that_is_deleted_before_this_one_has_a_podcidr(setup):
     """While this node has no podCIDR, a deleted node changes nothing; the routes follow when the podCIDR is there."""
     without = node(1)._replace(pod_cidrs=())
-    setup.agent.handle(Synced({**synced(2, 3).nodes, "node-1": without}))
+    setup.agent.handle(Synced({**synced(2, 3).items, "node-1": without}))
     setup.agent.handle(Deleted("node-3"))
     assert setup.routes.numbers is None
     setup.agent.handle(Changed(node(1)))
@@ -155,7 +155,7 @@ def test_a_node_that_is_deleted_before_this_one_has_a_podcidr(setup):
 def test_an_address_of_two_nodes_is_a_note_on_readyz(setup, capsys):
     """While two nodes have one InternalIP, both have routes, this node is ready, /readyz and the log name them."""
     address = (ip_address("192.0.2.9"),)
-    setup.agent.handle(Synced({**synced(1, 2).nodes, "node-2": node(2)._replace(addresses=address)}))
+    setup.agent.handle(Synced({**synced(1, 2).items, "node-2": node(2)._replace(addresses=address)}))
     setup.agent.handle(Changed(node(3)._replace(addresses=address)))
     assert setup.routes.numbers == [2, 3]
     setup.loop.run_later()

@@ -5,7 +5,7 @@ from ipaddress import ip_address, ip_network
 import pytest
 
 from agent.node import Node
-from agent.node_watch import Changed, Deleted, NodeEvent, NodeWatch, Synced
+from agent.object_watch import Changed, Deleted, ObjectEvent, ObjectWatch, Synced
 from agent.pools.block_protocol import NodeRecord
 from agent.pools.entry_source import EntryNodes
 from agent.pools.space import Space, parse_space
@@ -30,7 +30,7 @@ def test_entries_are_nodes(fenced, networks):
     """An entry is a node: its ID is the UID, its blocks are the networks of its pods; a fenced node has none."""
     store = StoreDouble()
     put(store, "1d", entry(fenced=fenced))
-    assert EntryNodes(store).list_nodes().items == [Node("a", "1d", networks, (ADDRESS,))]
+    assert EntryNodes(store).list_all().items == [Node("a", "1d", networks, (ADDRESS,))]
 
 
 def test_the_later_registered_entry_of_a_name_counts():
@@ -38,7 +38,7 @@ def test_the_later_registered_entry_of_a_name_counts():
     store = StoreDouble()
     put(store, "2d", entry(networks=(OTHER,), registered="2026-11-25T23:00:00Z"))
     put(store, "1d", entry())
-    assert EntryNodes(store).list_nodes().items == [Node("a", "2d", (OTHER,), (ADDRESS,))]
+    assert EntryNodes(store).list_all().items == [Node("a", "2d", (OTHER,), (ADDRESS,))]
 
 
 def test_changes_follow():
@@ -47,7 +47,7 @@ def test_changes_follow():
     store.swap_space(Stored(None), Space("e1", ()))
     put(store, "1d", entry())
     nodes = EntryNodes(store, lambda node, entry: changes.append(node), lambda: changes.append("space"))
-    listing = nodes.list_nodes()
+    listing = nodes.list_all()
     changes.clear()
     put(store, "1d", entry(networks=(BLOCK, OTHER)))
     put(store, "1d", entry("b"))
@@ -68,9 +68,9 @@ def test_changes_follow():
 
 def test_a_watch_of_nodes_follows_entries():
     """The agent's watch lists and follows entries as it does Node objects."""
-    store, events = StoreDouble(watch_ends=True), list[NodeEvent]()
+    store, events = StoreDouble(watch_ends=True), list[ObjectEvent[Node]]()
     put(store, "1d", entry())
-    watch = NodeWatch(EntryNodes(store), events.append, randomness=lambda: 0.0)
+    watch = ObjectWatch(EntryNodes(store), events.append, randomness=lambda: 0.0)
     watch.step()
     put(store, "1d", entry("b", (OTHER,)))
     watch.step()
@@ -83,11 +83,11 @@ def test_a_watch_of_nodes_follows_entries():
 
 def test_another_epoch_is_a_new_list():
     """After a restore the watch lists again, also if the store has counted past the last revision meanwhile."""
-    store, events = StoreDouble(watch_ends=True), list[NodeEvent]()
+    store, events = StoreDouble(watch_ends=True), list[ObjectEvent[Node]]()
     store.swap_space(Stored(None), Space("e1", ()))
     backup = store.snapshot()
     put(store, "1d", entry())
-    watch = NodeWatch(EntryNodes(store), events.append, randomness=lambda: 0.0)
+    watch = ObjectWatch(EntryNodes(store), events.append, randomness=lambda: 0.0)
     watch.step()
     store.restore(backup)
     store.swap_space(store.read_space(), Space("e2", ()))
@@ -97,4 +97,4 @@ def test_another_epoch_is_a_new_list():
         watch.step()
     last = events[-1]
     assert isinstance(last, Synced)
-    assert set(last.nodes) == {f"node-{number}" for number in range(5)}
+    assert set(last.items) == {f"node-{number}" for number in range(5)}

@@ -1,10 +1,10 @@
-"""Follows the Nodes of the cluster: a list, then watches that continue where the last one ended.
+"""Follows the objects of one kind, such as Nodes: a list, then watches that continue where the last one ended.
 
-One rule: the consumer sees every state that stays, in order, and no heartbeat. A node whose parsed value is unchanged
-is not reported, so kubelets' status updates end here.
+One rule: the consumer sees every state that stays, in order, and no heartbeat. An object whose parsed value is
+unchanged is not reported, so kubelets' status updates end here.
 
 A watch continues by resourceVersion after a cut. Three things cause a new list: 410, a server whose resourceVersion is
-lower than the last one (it was restored from a backup: a watch would stay silent), and an event that is no Node.
+lower than the last one (it was restored from a backup: a watch would stay silent), and an event that cannot be parsed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from agent.api_errors import ApiError, Expired, InvalidAnswer, OutcomeUnknown
-from agent.node import Node
-from agent.node_source import NodeChange, NodeChanges, NodeSource
+from agent.object_source import ObjectChange, ObjectChanges, ObjectSource
+
+T = TypeVar("T")
 
 _FIRST_DELAY_S, _MAX_DELAY_S = 1.0, 60.0
 _WATCH_S = 300  # at least; up to twice that, so that the agents' watches do not end together
@@ -27,27 +28,27 @@ _LASTING_S = 5.0  # a watch that ends sooner, and without an event, is a failure
 _LIST_SPREAD_S = 1 / 500
 
 
-class Synced(NamedTuple):
-    """All nodes: after the first list, and after each list that replaces a watch.
+class Synced(NamedTuple, Generic[T]):
+    """All objects by key: after the first list, and after each list that replaces a watch.
 
     `is_older` is True if the server's data are older than those of an earlier list: it was restored from a backup, and
-    nodes that are missing may exist.
+    objects that are missing may exist.
     """
 
-    nodes: Mapping[str, Node]
+    items: Mapping[str, T]
     is_older: bool = False
 
 
-class Changed(NamedTuple):
-    """A new node, or a node whose value differs from the last one."""
+class Changed(NamedTuple, Generic[T]):
+    """A new object, or an object whose value differs from the last one."""
 
-    node: Node
+    item: T
 
 
 class Deleted(NamedTuple):
-    """A node that was deleted. A node of the same name and another UID is Changed, without Deleted before it."""
+    """An object that was deleted. An object of the same key and another UID is Changed, without Deleted before it."""
 
-    name: str
+    key: str
 
 
 class Failed(NamedTuple):
@@ -57,22 +58,22 @@ class Failed(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """A watch is open again after failures; the nodes are up to date."""
+    """A watch is open again after failures; the objects are up to date."""
 
 
-NodeEvent = Synced | Changed | Deleted | Failed | Recovered
+ObjectEvent = Synced[T] | Changed[T] | Deleted | Failed | Recovered
 
 
-class NodeWatch:
-    """Reports the nodes to `put`, from a thread of its own after start(), or step by step from a test.
+class ObjectWatch(Generic[T]):
+    """Reports the objects of a source to `put`, from a thread of its own after start(), or step by step from a test.
 
-    `on_contact` is called in the thread for each answer and event of the server, also for those that change no node.
+    `on_contact` is called in the thread for each answer and event of the server, also for those that change no object.
     """
 
     def __init__(
         self,
-        source: NodeSource,
-        put: Callable[[NodeEvent], None],
+        source: ObjectSource[T],
+        put: Callable[[ObjectEvent[T]], None],
         *,
         on_contact: Callable[[], None] = lambda: None,
         randomness: Callable[[], float] = random.random,
@@ -80,7 +81,7 @@ class NodeWatch:
     ) -> None:
         self._source, self._put, self._on_contact = source, put, on_contact
         self._randomness, self._monotonic = randomness, monotonic
-        self._nodes: dict[str, Node] = {}
+        self._items: dict[str, T] = {}
         self._resource_version = ""  # "": list
         self._highest_version = 0
         self._is_listed = False  # and not watched yet
@@ -88,8 +89,8 @@ class NodeWatch:
         self._is_failing = False
         self._stopped = threading.Event()
         self._watch_lock = threading.Lock()
-        self._open_watch: NodeChanges | None = None
-        self._thread = threading.Thread(target=self._run, name="node-watch", daemon=True)
+        self._open_watch: ObjectChanges[T] | None = None
+        self._thread = threading.Thread(target=self._run, name=source.name, daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""
@@ -141,21 +142,21 @@ class NodeWatch:
 
     def _list(self) -> None:
         try:
-            listing = self._source.list_nodes()
+            listing = self._source.list_all()
         except Expired as error:  # its pages, again and again: the server is too slow
             raise OutcomeUnknown(error.request, error.cause) from error
-        self._nodes = {node.name: node for node in listing.items}
+        self._items = {self._source.key_of(item): item for item in listing.items}
         self._resource_version, self._is_listed = listing.resource_version, True
         self._is_failing = False
         self._on_contact()
         version = int(listing.resource_version) if listing.resource_version.isdecimal() else 0
         is_older, self._highest_version = version < self._highest_version, version
-        self._put(Synced(dict(self._nodes), is_older))
+        self._put(Synced(dict(self._items), is_older))
 
     def _list_again(self) -> float:
         self._resource_version = ""
         self._failures += 1
-        spread_s = self._randomness() * _LIST_SPREAD_S * len(self._nodes)
+        spread_s = self._randomness() * _LIST_SPREAD_S * len(self._items)
         return spread_s if self._failures == 1 else max(spread_s, self._backoff_s())
 
     def _watch_once(self) -> float:
@@ -187,7 +188,7 @@ class NodeWatch:
         return self._failed(error or OutcomeUnknown(self._source.name, "the server ended it at once"))
 
     @contextmanager
-    def _opened(self, watch: NodeChanges) -> Iterator[None]:
+    def _opened(self, watch: ObjectChanges[T]) -> Iterator[None]:
         """Lets stop() end the watch inside the block."""
         with self._watch_lock:
             self._open_watch = watch
@@ -199,23 +200,23 @@ class NodeWatch:
             with self._watch_lock:
                 self._open_watch = None
 
-    def _apply(self, change: NodeChange) -> None:
+    def _apply(self, change: ObjectChange[T]) -> None:
         """Reports a change, and continues after it."""
         self._on_contact()
         self._refuse_older(change.revision)
-        if change.name:
+        if change.key:
             self._report(change)
         self._resource_version = change.revision or self._resource_version
         if change.revision.isdecimal():
             self._highest_version = int(change.revision)
 
-    def _report(self, change: NodeChange) -> None:
-        if change.node is None:
-            if self._nodes.pop(change.name, None):
-                self._put(Deleted(change.name))
-        elif self._nodes.get(change.name) != change.node:
-            self._nodes[change.name] = change.node
-            self._put(Changed(change.node))
+    def _report(self, change: ObjectChange[T]) -> None:
+        if change.item is None:
+            if self._items.pop(change.key, None) is not None:
+                self._put(Deleted(change.key))
+        elif self._items.get(change.key) != change.item:
+            self._items[change.key] = change.item
+            self._put(Changed(change.item))
 
     def _refuse_older(self, version: str) -> None:
         """Raises Expired for a resourceVersion below the last one: the store is an older copy. They are numbers."""

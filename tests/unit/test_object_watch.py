@@ -1,20 +1,22 @@
-"""The nodes of a cluster: lists and watches of a scripted server, step by step."""
+"""The objects of a cluster, such as its nodes: lists and watches of a scripted server, step by step."""
 
 from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
 from agent.api_answer import Document, WatchEvent
 from agent.api_errors import ApiError, Expired, Forbidden, InvalidAnswer, OutcomeUnknown, TooManyRequests
-from agent.kubernetes import Listing
+from agent.kubernetes import PAGE_SIZE, Listing
 from agent.node import Node, parse_node
-from agent.node_source import KubernetesNodes
-from agent.node_watch import Changed, Deleted, Failed, NodeEvent, NodeWatch, Recovered, Synced
+from agent.object_source import kubernetes_nodes
+from agent.object_watch import Changed, Deleted, Failed, ObjectEvent, ObjectWatch, Recovered, Synced
+from agent.pools.pods import PodKeys, pods_of_node
 
+T = TypeVar("T")
 CUT = OutcomeUnknown("watch", "cut")
 
 
@@ -47,8 +49,13 @@ class Script:
         return {"metadata": {"resourceVersion": str(probe)}, "items": []}
 
     def list_objects(
-        self, path: str, parse: Callable[[Document], Node], query: Mapping[str, str] | None = None
-    ) -> Listing[Node]:
+        self,
+        path: str,
+        parse: Callable[[Document], T],
+        query: Mapping[str, str] | None = None,
+        *,
+        page_size: int = PAGE_SIZE,
+    ) -> Listing[T]:
         self.calls.append("list")
         version, *nodes = self.lists.pop(0)
         if isinstance(version, ApiError):
@@ -84,7 +91,7 @@ class ScriptedWatch:
 def follow(script: Script, steps: int) -> tuple[list[Any], list[float]]:
     """Returns the events that are reported, and the delays, of a number of steps."""
     events: list[Any] = []
-    watch = NodeWatch(KubernetesNodes(script), events.append, randomness=lambda: 0.5, monotonic=lambda: script.now)
+    watch = ObjectWatch(kubernetes_nodes(script), events.append, randomness=lambda: 0.5, monotonic=lambda: script.now)
     return events, [watch.step() for _ in range(steps)]
 
 
@@ -114,8 +121,8 @@ def test_each_answer_counts_as_contact():
     bookmark = WatchEvent("BOOKMARK", {"metadata": {"resourceVersion": "7"}})
     script = Script((5, node("a", 5)), watches=([heartbeat, bookmark],))
     contacts: list[bool] = []
-    events: list[NodeEvent] = []
-    watch = NodeWatch(KubernetesNodes(script), events.append, on_contact=lambda: contacts.append(True))
+    events: list[ObjectEvent[Node]] = []
+    watch = ObjectWatch(kubernetes_nodes(script), events.append, on_contact=lambda: contacts.append(True))
     watch.step()
     watch.step()
     assert len(contacts) == 4
@@ -126,8 +133,8 @@ def test_internal_error_does_not_end_the_thread():
     """A mistake in the work for an answer is reported as a failure, and the thread lists again."""
     script = Script((5, node("a", 5)), (6, node("a", 6)), watches=([], CUT))
     script.lists.insert(0, ())  # an answer that the client does not give
-    events: queue.Queue[NodeEvent] = queue.Queue()
-    watch = NodeWatch(KubernetesNodes(script), events.put, randomness=lambda: -1.0)
+    events: queue.Queue[ObjectEvent[Node]] = queue.Queue()
+    watch = ObjectWatch(kubernetes_nodes(script), events.put, randomness=lambda: -1.0)
     watch.start()
     failed = events.get(timeout=30)
     assert isinstance(failed, Failed)
@@ -141,7 +148,7 @@ class Case(NamedTuple):
 
     script: Script
     steps: int
-    events: list[NodeEvent] | None = None
+    events: list[ObjectEvent[Node]] | None = None
     delays: list[float] | None = None
     calls: list[str] | None = None
 
@@ -247,8 +254,27 @@ def test_a_list_that_cannot_be_used_is_a_failure(answer, error):
 def test_stop_ends_an_open_watch():
     """A watch that opens after stop() is closed."""
     script = Script((10, node("a")), watches=([],))
-    watch = NodeWatch(KubernetesNodes(script), list[NodeEvent]().append, monotonic=lambda: script.now)
+    watch = ObjectWatch(kubernetes_nodes(script), list[ObjectEvent[Node]]().append, monotonic=lambda: script.now)
     watch.step()
     watch.stop()
     watch.step()
     assert script.is_closed
+
+
+def pod(name: str, version: int, phase: str = "Running") -> Document:
+    metadata = {"namespace": "team-a", "name": name, "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": {}, "status": {"phase": phase}}
+
+
+def test_the_keys_of_a_nodes_pods_follow_its_watch():
+    """The pods with an address are reported after the list and each change; a failure is reported until the next."""
+    keys, problems = list[Mapping[str, str]](), list[str]()
+    events = [("ADDED", pod("b", 11)), ("MODIFIED", pod("a", 12, "Failed")), ("DELETED", pod("b", 13)), EXPIRED]
+    script = Script((10, pod("a", 9)), (FORBIDDEN,), watches=(events,))
+    handle = PodKeys(lambda pods: keys.append(dict(pods)), problems.append).handle
+    watch = ObjectWatch(pods_of_node(script, "node-1"), handle, randomness=lambda: 0.5)
+    for _ in range(3):
+        watch.step()
+    a, b = {"team-a/a": "team-a/a"}, {"team-a/b": "team-a/b"}
+    assert keys == [a, {**a, **b}, b, {}]
+    assert [problem[:20] for problem in problems] == [*[""] * 4, "the pods of this nod"]
