@@ -15,14 +15,15 @@ from cni.conf import Attachment
 from cni.errors import CniError, UnchangedError
 from kernel import link
 from kernel.errors import KernelError
-from kernel.netfilter import nft, nft_set
+from kernel.netfilter import base_table, nft, nft_set
+from kernel.netfilter.base_table import BaseTable
 from kernel.netfilter.nft import Chain, NftSocket, Table
 from kernel.netfilter.nft_dry_run import dry_run
 from kernel.netfilter.nft_set import byte_filter, interface_key
 from kernel.rtnl import Request, Socket
 from plugins.firewall import nftables_check
 from plugins.firewall import nftables_rules as rules
-from plugins.firewall.nftables_rules import BASE, MEMBERS, OWNED, POLICED, SAME_BRIDGE_PAIRS, BaseTable, ElementFilter
+from plugins.firewall.nftables_rules import BASE, MEMBERS, OWNED, POLICED, SAME_BRIDGE_PAIRS, ElementFilter
 from plugins.firewall.spec import ISOLATED, SAME_BRIDGE, FirewallSpec
 
 _IPTABLES = {version: Chain(Table(family, "filter"), "FORWARD") for version, family in nft.NFPROTO.items()}
@@ -89,7 +90,9 @@ def _is_lost(error: KernelError) -> bool:
 
 
 def _add(socket: NftSocket, spec: FirewallSpec, generation: int) -> None:
-    requests = [request for base in rules.required_tables(spec) for request in _missing_table_requests(socket, base)]
+    requests = [
+        request for base in rules.required_tables(spec) for request in base_table.missing_table_requests(socket, base)
+    ]
     requests += _changes(socket, ElementFilter.of_attachment(spec), spec)
     nft.change(socket, *requests, generation=generation)
 
@@ -98,32 +101,6 @@ def _delete(socket: NftSocket, owner_filter: ElementFilter) -> None:
     nft.retry_with_generation(
         socket, lambda generation: nft.change(socket, *_changes(socket, owner_filter, None), generation=generation)
     )
-
-
-def _missing_table_requests(socket: NftSocket, base: BaseTable) -> list[Request]:
-    """Returns the requests that create a table; none if it is complete.
-
-    Only counts the rules of its chains, as other programs add none; CHECK looks at each.
-    """
-    existing = nft.get_chains(socket, *base.uses)
-    if all(
-        chain == desired and chain.uses == uses
-        for chain, (desired, uses) in zip(existing, base.uses.items(), strict=True)
-    ):
-        return []
-    return _table_requests(base)
-
-
-def _table_requests(base: BaseTable) -> list[Request]:
-    requests = [
-        nft.table_request(base.table),
-        *map(nft_set.set_request, base.sets),
-        *map(nft.chain_request, base.chains),
-    ]
-    for chain, content in base.rules.items():
-        # Flushed even if it is empty: a parallel ADD may fill it first.
-        requests += [nft.flush_chain_request(chain), *(nft.rule_request(chain, rule.expressions) for rule in content)]
-    return requests
 
 
 def _changes(socket: NftSocket, owner_filter: ElementFilter, spec: FirewallSpec | None) -> list[Request]:
@@ -206,21 +183,13 @@ def _problem(socket: NftSocket, bases: Iterable[BaseTable]) -> str:
     """
     for base in bases:
         try:
-            dry_run(socket, *_table_requests(base))
+            dry_run(socket, *base_table.table_requests(base))
         except KernelError as error:
             if error.errno == errno.EPERM:
                 return str(error)
             family = "inet" if base is BASE else "bridge"
-            if _differs(socket, base):
+            if base_table.differs(socket, base):
                 table = f"{family} {base.table.name}"
                 return f"another program created it with other properties: nft list table {table} ({error})"
             return f"{_NEEDS} {family} ({error})"
     return ""
-
-
-def _differs(socket: NftSocket, base: BaseTable) -> bool:
-    """Returns whether an existing chain or set of this table has another type, for which the kernel's errno varies."""
-    chains = zip(base.chains, nft.get_chains(socket, *base.chains), strict=True)
-    return any(existing not in (None, desired) for desired, existing in chains) or False in nft_set.get_key_matches(
-        socket, *base.sets
-    )

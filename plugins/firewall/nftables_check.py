@@ -6,37 +6,26 @@ This module only reads. It raises for the first difference.
 from __future__ import annotations
 
 from cni.errors import CniError, Code
-from kernel.netfilter import nft, nft_rule, nft_set
+from kernel.netfilter import base_table, nft_rule, nft_set
 from kernel.netfilter.nft import NftSocket
 from kernel.netfilter.nft_set import Set, byte_filter, interface_key
 from kernel.netfilter.owned import REPAIR_HINT
 from plugins.firewall import nftables_rules as rules
-from plugins.firewall.nftables_rules import POLICED, SAME_BRIDGE_PAIRS, BaseTable
+from plugins.firewall.nftables_rules import POLICED, SAME_BRIDGE_PAIRS
 from plugins.firewall.spec import SAME_BRIDGE, FirewallSpec
 
 
 def check(socket: NftSocket, spec: FirewallSpec) -> None:
     """Checks rules, elements, and the bridge's policy; raises CniError(999), KernelError."""
     for base in rules.required_tables(spec):
-        _check_rules(socket, base)
+        if problem := base_table.find_problem(socket, base):
+            raise _error(problem)
     for element_set, elements in rules.desired_elements(spec).items():
         existing = _get_elements(socket, element_set, {element.key for element in elements})
         for element in elements:
             _check_owner(element_set, element.key, existing, rules.spec_owner(spec))
     if spec.bridge:
         _check_policy(socket, spec)
-
-
-def _check_rules(socket: NftSocket, base: BaseTable) -> None:
-    """Checks that a table's chains have their hooks, and the rules that refer to the sets, in order."""
-    for chain, existing in zip(base.chains, nft.get_chains(socket, *base.chains), strict=True):
-        if existing != chain:
-            raise _error(f"chain {chain} {'has another hook or priority' if existing else 'is missing'}")
-    for chain, content in base.rules.items():
-        remaining = iter(nft.list_rules(socket, chain))
-        for rule in content:
-            if not any(nft_rule.is_same_rule(rule.expressions, existing.expressions) for existing in remaining):
-                raise _error(f'rule "{rule.text}" of chain {chain} is missing, or not in its position')
 
 
 def _check_owner(element_set: Set, key: bytes, existing: dict[bytes, nft_set.Element], owner: bytes) -> None:

@@ -20,10 +20,10 @@ import re
 from collections.abc import Callable, Collection
 from ipaddress import ip_address
 from os import fsdecode
-from typing import NamedTuple
 
 from cni.conf import Attachment
 from kernel.netfilter import nft, nft_owner, nft_rule
+from kernel.netfilter.base_table import BaseTable, TextRule
 from kernel.netfilter.nft import Chain, Hook, Table
 from kernel.netfilter.nft_rule import ACCEPT, DROP, RETURN
 from kernel.netfilter.nft_set import ADDRESS, INTERFACE_NAME, Element, Set, interface_key
@@ -56,13 +56,6 @@ ENTRY = Chain(TABLE, "forward", Hook("filter", _FORWARD, _FILTER))
 BRIDGED = Chain(BRIDGE_TABLE, "forward", Hook("filter", _FORWARD, _FILTER_BRIDGED))
 
 
-class TextRule(NamedTuple):
-    """A rule as `nft list` prints it, and its bytes."""
-
-    text: str
-    expressions: bytes
-
-
 @dataclass(frozen=True)
 class ElementFilter:
     """A filter for elements of certain owners.
@@ -91,16 +84,6 @@ class ElementFilter:
         """Returns whether an element matches; one that names no owner never does."""
         owner_id = element_owner(element)
         return bool(owner_id) and self.matches_owner(owner_id)
-
-
-class BaseTable(NamedTuple):
-    """A table without its elements, the same for every pod; `uses` is `Chain.uses` of each complete chain."""
-
-    table: Table
-    sets: tuple[Set, ...]
-    chains: tuple[Chain, ...]
-    rules: dict[Chain, tuple[TextRule, ...]]
-    uses: dict[Chain, int]
 
 
 def _pods(version: int) -> tuple[TextRule, TextRule]:
