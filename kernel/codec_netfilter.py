@@ -89,6 +89,8 @@ class SetMessage(nlmsg):  # type: ignore[misc]
         (3, "NFTA_SET_FLAGS", "be32"),
         (4, "NFTA_SET_KEY_TYPE", "be32"),
         (5, "NFTA_SET_KEY_LEN", "be32"),
+        (6, "NFTA_SET_DATA_TYPE", "be32"),
+        (7, "NFTA_SET_DATA_LEN", "be32"),
         (10, "NFTA_SET_ID", "be32"),
         (13, "NFTA_SET_USERDATA", "cdata"),
     )
@@ -105,6 +107,21 @@ class SetElementsMessage(nlmsg):  # type: ignore[misc]
         (1, "NFTA_SET_ELEM_LIST_TABLE", "asciiz"),
         (2, "NFTA_SET_ELEM_LIST_SET", "asciiz"),
         (3, "NFTA_SET_ELEM_LIST_ELEMENTS", "cdata|nested"),
+    )
+
+
+class ObjectMessage(nlmsg):  # type: ignore[misc]
+    """NFT_MSG_NEWOBJ and related messages: struct nfgenmsg and NFTA_OBJ_* attributes.
+
+    The content of an object is bytes (kernel.netfilter.nft_counter encodes and decodes it).
+    """
+
+    fields = _FIELDS
+    nla_map = (
+        (1, "NFTA_OBJ_TABLE", "asciiz"),
+        (2, "NFTA_OBJ_NAME", "asciiz"),
+        (3, "NFTA_OBJ_TYPE", "be32"),
+        (4, "NFTA_OBJ_DATA", "cdata|nested"),
     )
 
 
@@ -153,4 +170,4 @@ class ConntrackMessage(nlmsg):  # type: ignore[misc]
 
 
 prepare(BatchMessage, GenerationMessage, TableMessage, ChainMessage, RuleMessage, SetMessage, SetElementsMessage)
-prepare(ConntrackMessage)
+prepare(ObjectMessage, ConntrackMessage)

@@ -20,10 +20,11 @@ def list_chains(socket: NftSocket) -> list[Chain]:
     request = Request(
         "list the chains of nftables", ChainMessage, _GETCHAIN, NLM_F_DUMP, {"family": 0}, ignore=nft.ABSENT_ERRNOS
     )
-    return [_chain(message) for message in socket.dump(request)]
+    return [parse_chain(message) for message in socket.dump(request)]
 
 
-def _chain(message: ChainMessage) -> Chain:
+def parse_chain(message: ChainMessage) -> Chain:
+    """Returns the chain in a message."""
     get = message.get_attr
     hook = get("NFTA_CHAIN_HOOK")
     return Chain(

@@ -16,9 +16,11 @@ CT_STATE, CT_MARK = 0, 3
 FIB_SADDR, FIB_DADDR = 1, 2  # NFTA_FIB_F_*
 LOCAL = 2  # RTN_LOCAL (linux/rtnetlink.h)
 _VERDICT_REGISTER, _REGISTER, SECOND_REGISTER = 0, 1, 2  # NFT_REG_VERDICT, NFT_REG_1, NFT_REG_2
+SECOND_WORD = 9  # NFT_REG32_01: the second four bytes of NFT_REG_1
 _RANGE_NEQ = 1
 _FIB_RESULT_ADDRTYPE = 3
 _NAT_DNAT = 1
+_COUNTER_OBJECT = 1  # NFT_OBJECT_COUNTER
 LIST_ELEM, NAME, DATA, DATA_VALUE, _DATA_VERDICT = 1, 1, 2, 1, 2
 NESTED, TYPE_MASK = 0x8000, 0x3FFF  # linux/netlink.h
 
@@ -68,6 +70,17 @@ def lookup(name: str) -> bytes:
     return _expression("lookup", _number(2, _REGISTER), attribute(1, name.encode() + b"\0"))
 
 
+def lookup_verdict(name: str) -> bytes:
+    """Ends the rule with the verdict that a map has for the loaded value; continues after the rule without one."""
+    names = attribute(1, name.encode() + b"\0")
+    return _expression("lookup", _number(2, _REGISTER), names, _number(3, _VERDICT_REGISTER))
+
+
+def count(name: str) -> bytes:
+    """Counts the packet in a named counter."""
+    return _expression("objref", _number(1, _COUNTER_OBJECT), attribute(2, name.encode() + b"\0"))
+
+
 def bitwise(mask: bytes, flipped: bytes = b"") -> bytes:
     """Keeps the bits of `mask` of the loaded value, then flips those of `flipped`."""
     return _expression(
@@ -110,9 +123,13 @@ def compatibility(protocol: int) -> bytes:
 
 def verdict(code: int, chain: str = "") -> bytes:
     """Ends the rule with a verdict; `chain` is the target of a jump or goto."""
+    return _expression("immediate", _number(1, _VERDICT_REGISTER), verdict_data(2, code, chain))
+
+
+def verdict_data(kind: int, code: int, chain: str = "") -> bytes:
+    """Returns one netlink attribute that contains a verdict."""
     target = [attribute(2, chain.encode() + b"\0")] if chain else []
-    content = nested(2, nested(_DATA_VERDICT, _number(1, code), *target))
-    return _expression("immediate", _number(1, _VERDICT_REGISTER), content)
+    return nested(kind, nested(_DATA_VERDICT, _number(1, code), *target))
 
 
 def immediate_data(data: bytes) -> bytes:
@@ -169,7 +186,7 @@ _EXPRESSION_STARTS = {
     name: attribute(NAME, name.encode() + b"\0")
     for name in (
         *("bitwise", "cmp", "counter", "ct", "fib", "immediate", "lookup", "masq", "match", "meta", "nat", "payload"),
-        *("range", "target"),
+        *("objref", "range", "target"),
     )
 }
 

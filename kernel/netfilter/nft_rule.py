@@ -20,7 +20,7 @@ from cni.address import Address, Network
 from kernel.netfilter import nft_expression as expression
 from kernel.netfilter.nft_expression import ATTRIBUTE, DATA_VALUE, EQ, NEQ, parse_content
 
-_NF_DROP, _NF_ACCEPT, _JUMP, _GOTO, _RETURN = 0, 1, -3, -4, -5  # linux/netfilter/nf_tables.h
+_NF_DROP, _NF_ACCEPT, _JUMP, GOTO, _RETURN = 0, 1, -3, -4, -5  # linux/netfilter/nf_tables.h
 _IFNAMSIZ = 16
 _ESTABLISHED_RELATED = (
     1 << 1 | 1 << 2
@@ -32,8 +32,10 @@ _OF_VERSION = {
 }
 _SADDR = {4: (12, 4), 6: (8, 16)}  # offset and length in the IP header, by version
 _DADDR = {4: (16, 4), 6: (24, 16)}
+_SECOND = {4: expression.SECOND_WORD, 6: expression.SECOND_REGISTER}  # the register after an address
 _DPORT = (expression.TRANSPORT_HEADER, 2, 2)
 _L4PROTO = {4: (9, 1), 6: (6, 1)}  # `ip protocol`, `ip6 nexthdr`
+_ICMPV6 = 58  # IPPROTO_ICMPV6
 PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}  # IPPROTO_* (linux/in.h)
 _LOAD_DPORT = expression.payload(*_DPORT)
 _TRANSPORT = {
@@ -126,6 +128,35 @@ def _address_in(field: dict[int, tuple[int, int]], version: int, name: str) -> b
     return of_version(version) + load + expression.lookup(name)
 
 
+def addresses_in(version: int, name: str) -> bytes:
+    """Matches `ip saddr . ip daddr @<name>` (or ip6) in a table of family inet."""
+    source, destination = ((expression.NETWORK_HEADER, *field[version]) for field in (_SADDR, _DADDR))
+    second = expression.payload(*destination, _SECOND[version])
+    return of_version(version) + expression.payload(*source) + second + expression.lookup(name)
+
+
+def destination_and_port_in(version: int, protocol: str, name: str) -> bytes:
+    """Matches `ip daddr . <protocol> dport @<name>` (or ip6) in a table of family inet."""
+    address = expression.payload(expression.NETWORK_HEADER, *_DADDR[version])
+    port = expression.payload(*_DPORT, _SECOND[version])
+    return of_version(version) + transport(protocol) + address + port + expression.lookup(name)
+
+
+def source_verdict(version: int, name: str) -> bytes:
+    """Ends the rule with the verdict that a map has for the source: `ip saddr vmap @<name>` (or ip6)."""
+    return _address_verdict(_SADDR, version, name)
+
+
+def destination_verdict(version: int, name: str) -> bytes:
+    """Ends the rule with the verdict that a map has for the destination: `ip daddr vmap @<name>` (or ip6)."""
+    return _address_verdict(_DADDR, version, name)
+
+
+def _address_verdict(field: dict[int, tuple[int, int]], version: int, name: str) -> bytes:
+    load = expression.payload(expression.NETWORK_HEADER, *field[version])
+    return of_version(version) + load + expression.lookup_verdict(name)
+
+
 def input_interface_in(name: str) -> bytes:
     """Matches `iifname @<name>`."""
     return expression.meta(expression.META_IIFNAME) + expression.lookup(name)
@@ -158,10 +189,35 @@ def destination_port(port: int) -> bytes:
     return _LOAD_DPORT + expression.compare(EQ, port.to_bytes(2, "big"))
 
 
+def destination_ports(first: int, last: int) -> bytes:
+    """Matches `th dport <first>-<last>`; after `transport` it is `tcp dport <first>-<last>`."""
+    return _LOAD_DPORT + expression.between(EQ, first.to_bytes(2, "big"), last.to_bytes(2, "big"))
+
+
+def destination_port_in(name: str) -> bytes:
+    """Matches `th dport @<name>`; after `transport` it is `tcp dport @<name>`."""
+    return _LOAD_DPORT + expression.lookup(name)
+
+
+def neighbour_discovery() -> bytes:
+    """Matches `icmpv6 type 133-137` in a table of family inet: solicitations, advertisements, redirects (RFC 4861)."""
+    protocol = expression.meta(expression.META_L4PROTO) + expression.compare(EQ, bytes([_ICMPV6]))
+    load = expression.payload(expression.TRANSPORT_HEADER, 0, 1)
+    return of_version(6) + protocol + load + expression.between(EQ, bytes([133]), bytes([137]))
+
+
+def from_this_host() -> bytes:
+    """Matches `fib saddr type local`."""
+    return _local(expression.FIB_SADDR)
+
+
 def to_this_host() -> bytes:
     """Matches `fib daddr type local`."""
-    local = expression.LOCAL.to_bytes(4, sys.byteorder)
-    return expression.fib_type(expression.FIB_DADDR) + expression.compare(EQ, local)
+    return _local(expression.FIB_DADDR)
+
+
+def _local(flag: int) -> bytes:
+    return expression.fib_type(flag) + expression.compare(EQ, expression.LOCAL.to_bytes(4, sys.byteorder))
 
 
 def mark_statement(bit: int) -> bytes:
@@ -216,7 +272,7 @@ def jump(chain: str) -> bytes:
 
 def goto(chain: str) -> bytes:
     """Continues in `chain` without returning."""
-    return expression.verdict(_GOTO, chain)
+    return expression.verdict(GOTO, chain)
 
 
 def jump_pattern(start: str) -> re.Pattern[bytes]:
@@ -224,7 +280,7 @@ def jump_pattern(start: str) -> re.Pattern[bytes]:
 
     It matches the verdict, not the name alone, which may also end a comment.
     """
-    codes = b"|".join(re.escape(code.to_bytes(4, "big", signed=True)) for code in (_JUMP, _GOTO))
+    codes = b"|".join(re.escape(code.to_bytes(4, "big", signed=True)) for code in (_JUMP, GOTO))
     name = re.escape(start).encode() + rb"[0-9a-f]+"
     # NFTA_VERDICT_CODE, then NFTA_VERDICT_CHAIN.
     return re.compile(rb"\x08\0\x01\0(?:" + codes + rb")..\x02\0(" + name + rb")\0", re.DOTALL)

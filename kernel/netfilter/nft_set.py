@@ -26,14 +26,15 @@ _ELEM_KEY, _ELEM_USERDATA = 1, 6  # NFTA_SET_ELEM_*
 _TYPE_BITS = 6  # for each part's type in the type of a concatenation (nft's TYPE_BITS)
 _UDATA_KEY_BYTE_ORDER, _UDATA_COMMENT = 0, 7  # NFTNL_UDATA_SET_*
 _HOST, _NETWORK, _NONE = 1, 2, 0  # nft's enum byteorder
-_INTERVAL = 4  # NFT_SET_INTERVAL
+_INTERVAL, _MAP = 4, 8  # NFT_SET_INTERVAL, NFT_SET_MAP
+_VERDICT = 0xFFFFFF00  # NFT_DATA_VERDICT
 _IFNAMSIZ = 16
 _ID = 1  # required for a new set, but used only for sets without a name
 _ELEMENTS_MAX = 200  # in one message: all of them are one attribute, of at most 64 KiB
 
 
 class Part(NamedTuple):
-    """A part of a key: nft's number of its type, size in bytes (a multiple of 4) and byte order."""
+    """A part of a key: nft's number of its type, size in bytes (in a concatenation a multiple of 4) and byte order."""
 
     number: int
     size: int
@@ -42,14 +43,17 @@ class Part(NamedTuple):
 
 IPV4_ADDRESS, IPV6_ADDRESS = Part(7, 4, _NETWORK), Part(8, 16, _NETWORK)
 INTERFACE_NAME = Part(41, _IFNAMSIZ, _HOST)
+MAC_ADDRESS = Part(9, 8, _NETWORK)  # padded, as a part of a concatenation
 ADDRESS = {4: IPV4_ADDRESS, 6: IPV6_ADDRESS}  # by IP version
+PORT, PADDED_PORT = Part(13, 2, _NETWORK), Part(13, 4, _NETWORK)  # a whole key, and a part of a concatenation
 
 
 @dataclass(frozen=True)
 class Set:
     """A set of a table; its elements are concatenations of the parts of `key`; the comment is set on creation.
 
-    The elements of an `interval` set, whose key has one part, are in kernel.netfilter.nft_interval.
+    The elements of an `interval` set, whose key has one part, are in kernel.netfilter.nft_interval; those of a map with
+    `verdicts` in kernel.netfilter.nft_map.
     """
 
     table: Table
@@ -57,9 +61,29 @@ class Set:
     key: tuple[Part, ...]
     comment: str = ""
     interval: bool = False
+    verdicts: bool = False
 
     def __str__(self) -> str:
         return f"{self.table.name} {self.name}"
+
+
+class Signature(NamedTuple):
+    """What the kernel reports of a set: its flags (NFT_SET_*), the type and the length of its key."""
+
+    flags: int
+    type: int
+    size: int
+
+    @classmethod
+    def of(cls, nft_set: Set) -> Signature:
+        """Returns the signature that a set has after its creation."""
+        return cls(_flags(nft_set), *_type(nft_set))
+
+    @classmethod
+    def parse(cls, message: SetMessage) -> Signature:
+        """Returns the signature of the set in a message."""
+        get = message.get_attr
+        return cls(get("NFTA_SET_FLAGS") or 0, get("NFTA_SET_KEY_TYPE") or 0, get("NFTA_SET_KEY_LEN") or 0)
 
 
 class Element(NamedTuple):
@@ -91,9 +115,10 @@ def set_request(nft_set: Set) -> Request:
     attributes: Attributes = [
         ("NFTA_SET_TABLE", nft_set.table.name),
         ("NFTA_SET_NAME", nft_set.name),
-        ("NFTA_SET_FLAGS", _INTERVAL if nft_set.interval else 0),
+        ("NFTA_SET_FLAGS", _flags(nft_set)),
         ("NFTA_SET_KEY_TYPE", number),
         ("NFTA_SET_KEY_LEN", size),
+        *([("NFTA_SET_DATA_TYPE", _VERDICT), ("NFTA_SET_DATA_LEN", 0)] if nft_set.verdicts else ()),
         ("NFTA_SET_ID", _ID),
         ("NFTA_SET_USERDATA", userdata),
     ]
@@ -165,6 +190,12 @@ def list_elements(
     return list(existing.values())
 
 
+def list_keys(socket: NftSocket, nft_set: Set) -> set[bytes]:
+    """Lists the keys of a set as `list_elements` does, without their userdata: faster for large sets."""
+    _, size = _type(nft_set)
+    return {element.key for element in map(_read, list_encoded(socket, nft_set)) if len(element.key) == size}
+
+
 def list_encoded(
     socket: NftSocket, nft_set: Set, body_filter: Callable[[bytes], object] | None = None
 ) -> Iterator[bytes]:
@@ -182,6 +213,10 @@ def list_encoded(
     for message in socket.dump(request, merge_key=id):
         for _, _, content in attributes(message.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS") or b""):
             yield content
+
+
+def _flags(nft_set: Set) -> int:
+    return (_INTERVAL if nft_set.interval else 0) | (_MAP if nft_set.verdicts else 0)
 
 
 def _type(nft_set: Set) -> tuple[int, int]:
@@ -222,7 +257,12 @@ def _element_requests(
 
 def _text(nft_set: Set, keys: Sequence[bytes]) -> str:
     """Returns keys as `nft list` shows them: "{ 10.1.2.3 . eth0, ... }"."""
-    return "{ " + ", ".join(" . ".join(_parts(nft_set, key)) for key in keys) + " }"
+    return "{ " + ", ".join(key_text(nft_set, key) for key in keys) + " }"
+
+
+def key_text(nft_set: Set, key: bytes) -> str:
+    """Returns a key as `nft list` shows it: "10.1.2.3 . eth0"."""
+    return " . ".join(_parts(nft_set, key))
 
 
 def _parts(nft_set: Set, key: bytes) -> Iterator[str]:
@@ -230,6 +270,10 @@ def _parts(nft_set: Set, key: bytes) -> Iterator[str]:
         text, key = key[: part.size], key[part.size :]
         if part is INTERFACE_NAME:
             yield text.rstrip(b"\0").decode("utf-8", "replace")
+        elif part is MAC_ADDRESS:
+            yield text[:6].hex(":")
+        elif part in (PORT, PADDED_PORT):
+            yield str(int.from_bytes(text[:2], "big"))
         else:
             yield str(ip_address(text))
 
