@@ -1,0 +1,191 @@
+"""Makes the kernel's table `podwire_policy` equal to a FilterTable, by transactions that have the difference only.
+
+A transaction takes effect at once, so no packet passes that both the old and the new table deny. The filter compares
+with the table that it applied last. DEL deletes a pod's addresses from the verdict maps, so it reads those before it
+changes them. Other changes of the table are another program's; `compare` finds them, and it runs at the start, when
+the kernel refuses a transaction, and whenever the caller likes.
+
+Cost on Linux 6.18 with one element in a set of 10,000: see tests/netns/test_policy_filter.py.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping, Set
+
+from agent.policy import filter_reader, filter_rules
+from agent.policy.filter_rules import BASE
+from agent.policy.filter_table import EMPTY, ChainContent, Element, FilterTable, SetChange, Verdict
+from attachment.policy.table import TABLE
+from cni.address import Address
+from kernel.errors import KernelError
+from kernel.netfilter import base_table, nft, nft_counter, nft_map, nft_set, nft_table
+from kernel.netfilter.nft_set import Set as NftSet
+from kernel.rtnl import Request
+
+_CONFLICTS = (errno.ENOENT, errno.EEXIST, errno.EBUSY, errno.ERESTART, errno.EINVAL)  # another program's change
+_NO_CHANGES: Mapping[str, SetChange] = {}
+
+
+class PolicyFilter:
+    """The packet filter of this node's network namespace. It keeps one socket; use `close`. Raises KernelError."""
+
+    def __init__(self) -> None:
+        self._socket = nft.open_socket()
+        self._applied: FilterTable | None = None  # None: the kernel's table is not known
+
+    def close(self) -> None:
+        """Closes the socket; the filter stays in the kernel."""
+        self._socket.close()
+
+    def apply(self, desired: FilterTable, changes: Mapping[str, SetChange] = _NO_CHANGES) -> bool:
+        """Makes the kernel's table equal `desired`, where it differs from the table applied last; raises KernelError.
+
+        `changes` are the differences of the sets that were changed in place. Returns False if the whole table had to be
+        compared, because another program changed it.
+        """
+        applied, self._applied = self._applied, None
+        if applied is None:
+            self.compare(desired)
+            return False
+        try:
+            self._change(applied, desired, changes)
+        except KernelError as error:
+            if error.errno not in _CONFLICTS:
+                raise
+            self.compare(desired)
+            return False
+        self._applied = desired
+        return True
+
+    def compare(self, desired: FilterTable) -> int:
+        """Reads the kernel's table whole and makes it equal `desired`; raises KernelError.
+
+        Returns the number of changes: 0 if it was equal.
+        """
+        self._applied = None
+        try:
+            number = nft.retry_with_generation(self._socket, lambda generation: self._repair(desired, generation))
+        except KernelError as error:
+            if error.errno not in _CONFLICTS:
+                raise
+            number = self._rebuild(desired)
+        self._applied = desired
+        return number
+
+    def drops(self) -> dict[str, int]:
+        """Returns the number of packets that each chain has dropped; raises KernelError."""
+        counters = nft_counter.list_counters(self._socket, TABLE)
+        prefix = filter_rules.COUNTER_PREFIX
+        return {name.removeprefix(prefix): packets for name, packets in counters.items() if name.startswith(prefix)}
+
+    def remove(self) -> None:
+        """Deletes the table; an absent one is success. Raises KernelError."""
+        self._applied = None
+        nft.change(self._socket, nft.table_request(TABLE), nft_table.delete_table_request(TABLE))
+
+    def _change(self, applied: FilterTable, desired: FilterTable, changes: Mapping[str, SetChange]) -> None:
+        added, deleted = _differences(applied, desired, changes)
+        if desired.verdicts is applied.verdicts:
+            nft.change(self._socket, *added, *deleted)
+            return
+
+        def change(generation: int) -> None:
+            requests = _verdict_requests(filter_reader.read_verdicts(self._socket), desired.verdicts)
+            nft.change(self._socket, *added, *requests, *deleted, generation=generation)
+
+        nft.retry_with_generation(self._socket, change)
+
+    def _repair(self, desired: FilterTable, generation: int) -> int:
+        existing = filter_reader.read(self._socket, desired)
+        if not existing.is_usable:
+            return self._rebuild(desired)
+        added, deleted = _differences(existing.table, desired, existing.changes)
+        verdicts = _verdict_requests(filter_reader.read_verdicts(self._socket), desired.verdicts)
+        requests = [*added, *verdicts, *deleted, *existing.foreign]
+        if existing.base_chains:
+            requests = base_table.table_requests(BASE) + requests
+        nft.change(self._socket, *requests, generation=generation)
+        return len(requests)
+
+    def _rebuild(self, desired: FilterTable) -> int:
+        """Replaces the whole table in one transaction; the counters start at 0."""
+        added, _ = _differences(EMPTY, desired, _NO_CHANGES)
+        requests = [
+            nft.table_request(TABLE),  # so that it exists
+            nft_table.delete_table_request(TABLE),
+            *base_table.table_requests(BASE),
+            *added,
+            *_verdict_requests({one: {} for one in BASE.sets}, desired.verdicts),
+        ]
+        nft.change(self._socket, *requests)
+        return len(requests)
+
+
+def _differences(
+    applied: FilterTable, desired: FilterTable, changes: Mapping[str, SetChange]
+) -> tuple[list[Request], list[Request]]:
+    """Returns the requests that precede those of the verdicts, and the deletions that follow them."""
+    added, deleted = _set_requests(applied.sets, desired.sets, changes)
+    if desired.chains is applied.chains:
+        return added, deleted
+    for name, content in desired.chains.items():
+        existing = applied.chains.get(name)
+        if existing is not content and (existing is None or existing.rules != content.rules):
+            added += _chain_requests(name, content, is_new=existing is None)
+    gone = applied.chains.keys() - desired.chains.keys()
+    deletions = [nft.delete_chain_request(filter_rules.chain_of(name)) for name in gone]
+    deletions += [nft_counter.delete_counter_request(TABLE, filter_rules.counter_of(name)) for name in gone]
+    return added, deletions + deleted
+
+
+def _chain_requests(name: str, content: ChainContent, *, is_new: bool) -> list[Request]:
+    """Returns the requests that create a group's chain, or replace its rules."""
+    chain = filter_rules.chain_of(name, content.comment)
+    if is_new:
+        start = [nft_counter.counter_request(TABLE, filter_rules.counter_of(name)), nft.chain_request(chain)]
+    else:
+        start = [nft.flush_chain_request(chain)]
+    return start + [nft.rule_request(chain, rule) for rule in filter_rules.rules_of(name, content)]
+
+
+def _set_requests(
+    applied: Mapping[str, Set[Element]], desired: Mapping[str, Set[Element]], changes: Mapping[str, SetChange]
+) -> tuple[list[Request], list[Request]]:
+    """Returns the requests that create sets and change their elements, and those that delete sets."""
+    requests: list[Request] = []
+    for name, change in changes.items():
+        if name in applied and name in desired:
+            requests += _element_requests(name, change)
+    if desired is applied:
+        return requests, []
+    for name, elements in desired.items():
+        existing = applied.get(name)
+        if existing is None:
+            requests += [nft_set.set_request(filter_rules.set_of(name)), *filter_rules.add_requests(name, elements)]
+        elif existing is not elements and name not in changes:
+            requests += _element_requests(name, SetChange(elements - existing, existing - elements))
+    gone = applied.keys() - desired.keys()
+    return requests, [nft_set.delete_set_request(filter_rules.set_of(name)) for name in gone]
+
+
+def _element_requests(name: str, change: SetChange) -> list[Request]:
+    return filter_rules.delete_requests(name, change.removed) + filter_rules.add_requests(name, change.added)
+
+
+def _verdict_requests(
+    existing: Mapping[NftSet, Mapping[bytes, str]], verdicts: Mapping[Address, Verdict]
+) -> list[Request]:
+    """Returns the requests that make the verdict maps, and the sets of addresses with themselves, as desired."""
+    requests: list[Request] = []
+    for one, desired in filter_rules.verdict_elements(verdicts).items():
+        current = existing[one]
+        missing = {key: chain for key, chain in desired.items() if current.get(key) != chain}
+        requests += nft_set.delete_element_requests(
+            one, [key for key in current if key not in desired or key in missing]
+        )
+        if one.verdicts:
+            requests += nft_map.add_goto_requests(one, missing)
+        else:
+            requests += nft_set.add_element_requests(one, map(nft_set.Element, missing))
+    return requests
