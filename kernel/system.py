@@ -76,6 +76,10 @@ class System:
         """Returns the path under which to open a file of procfs, a sysctl or a device: `path` itself."""
         return path
 
+    def state_path(self, path: str) -> str:
+        """Returns the path under which to open a file of /run: `path` itself."""
+        return path
+
     def ioctl(self, descriptor: int, request: int, argument: bytes | int) -> None:
         """Sends a request to an open device; raises OSError."""
         fcntl.ioctl(descriptor, request, argument)

@@ -103,6 +103,10 @@ class FakeKernel(System):
         self._running.path(path)
         return self._parameter
 
+    def state_path(self, path: str) -> str:
+        """Returns a path in this object's directory."""
+        return self._programs + self._running.state_path(path)
+
     def ioctl(self, descriptor: int, request: int, argument: bytes | int) -> None:
         """Creates a tap device; accepts any other request."""
         with suppress(ValueError):

@@ -1,0 +1,168 @@
+"""ADD's wait until podwire-agent has applied the pod's policies, and DEL's removal of its addresses from the filter.
+
+One rule: a pod of a namespace with policies starts only after the agent's answer, and one that starts without it is in
+a namespace without policies.
+
+The agent writes the file `namespaces` before it reads records, with a new generation for each new content:
+
+    {"boot": "6f1d...", "generation": 7, "strict": false, "namespaces": ["shop"]}
+
+ADD writes its record, reads that file, and then asks on the socket, one line of JSON each way:
+
+    {"record": "<name of its file>", "generation": 7}
+    {"generation": 7}
+
+The agent answers when the addresses of the record are in the packet filter. An answer of an older generation than ADD
+has read does not count. A file of another boot, or no file, is as one that lists every namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import socket as stdlib_socket
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+from attachment.policy import table
+from attachment.policy.records import PodRecord, parse_fields
+from cni import gojson
+from cni.address import Address
+from cni.errors import CniError, Code
+from kernel import boot, inotify, system
+from kernel.errors import KernelError
+from kernel.netfilter import nft
+from kernel.netfilter.nft import NftSocket
+from kernel.netfilter.nft_set import Set, delete_element_requests
+from kernel.rtnl import Deadline
+from process import files, record
+
+_WAIT_S = 20.0
+# After an answer that does not count, and where no process listens on the socket: it may begin to without an event.
+_AGAIN_S = 0.25
+_MAX_BYTES = 16 << 20  # 63 bytes are the longest name of a namespace
+_ANSWER_BYTES = 4096
+_ABSENT, _ENDED = "it does not run", "it does not run any more"
+_BUSY, _OLDER = "it does not answer", "it has an older list of namespaces"
+_HINT = (
+    "pods of namespaces with network policies start only when the agent has applied them: start podwire-agent with "
+    f"--network-policy on this node, or read its log; it listens on {table.GATE_SOCKET}"
+)
+
+
+class Namespaces(NamedTuple):
+    """The content of the agent's file."""
+
+    generation: int
+    is_strict: bool
+    names: frozenset[str]
+
+
+def wait(pod: PodRecord) -> None:
+    """Waits until the agent has applied the policies of a pod, if its namespace has any; raises CniError(11)."""
+    known = read_namespaces(pod.boot)
+    if known and not known.is_strict and pod.namespace not in known.names:
+        return
+    generation, deadline = known.generation if known else 0, Deadline(_WAIT_S)
+    request = gojson.dumps({"record": pod.file_name, "generation": generation}).encode() + b"\n"
+    with record.timed_step("wait for podwire-agent"):
+        problem = _ask(request, generation, deadline)
+        if problem:
+            problem = _ask_again(request, generation, deadline)
+    if problem:
+        awaited = f'podwire-agent has not applied the network policies of namespace "{pod.namespace}"'
+        raise CniError(Code.TRY_AGAIN_LATER, f"{awaited} within {_WAIT_S:.0f} s: {problem}", _HINT)
+
+
+def read_namespaces(boot_id: str) -> Namespaces | None:
+    """Returns the content of the agent's file; None if it is absent, of another boot, or damaged."""
+    try:
+        fields = parse_fields(files.read(system.current.state_path(table.NAMESPACES_FILE), _MAX_BYTES))
+        if fields.string("boot") != boot_id:
+            return None
+        names = frozenset(fields.strings("namespaces"))
+        return Namespaces(fields.integer("generation") or 0, fields.boolean("strict"), names)
+    except (OSError, ValueError, CniError):
+        return None
+
+
+def current_boot() -> str:
+    """Returns the boot's ID as files name it."""
+    return boot.get_boot_id().decode().strip()
+
+
+def remove_addresses(socket: NftSocket, addresses: Iterable[Address]) -> None:
+    """Removes a pod's addresses from the agent's maps and sets; absent elements, and tables, are success.
+
+    Each has a transaction of its own, since the kernel refuses one with an absent element. Raises KernelError.
+    """
+    for address in addresses:
+        record.note_change(f"remove {address} from the packet filter of network policies")
+        for one, key in (
+            (table.EGRESS, address.packed),
+            (table.INGRESS, address.packed),
+            (table.SELF, address.packed * 2),
+        ):
+            delete_element(socket, one[address.version], key)
+
+
+def delete_element(socket: NftSocket, element_set: Set, key: bytes) -> None:
+    """Deletes an element of a set; an absent one, or an absent set, is success. Raises KernelError."""
+    garbage = socket.garbage
+    try:
+        nft.change(socket, *delete_element_requests(element_set, [key]), recorded=False)
+    except KernelError as error:
+        if error.errno not in nft.ABSENT_ERRNOS:
+            raise
+        socket.garbage = garbage  # a refused transaction leaves nothing to free
+
+
+def _ask_again(request: bytes, generation: int, deadline: Deadline) -> str:
+    """Asks at each change of the directory, and in intervals, until the deadline; returns as `_ask`."""
+    directory = system.current.state_path(table.DIRECTORY)
+    watch = inotify.open_watch(directory, inotify.CREATED | inotify.MOVED_TO)
+    try:
+        while problem := _ask(request, generation, deadline):
+            remaining_s = deadline.remaining_s()
+            if not remaining_s:
+                return problem
+            system.current.wait_readable([watch], remaining_s if problem == _ABSENT else min(_AGAIN_S, remaining_s))
+            inotify.read(watch)
+        return ""
+    finally:
+        os.close(watch)
+
+
+def _ask(request: bytes, generation: int, deadline: Deadline) -> str:
+    """Asks the agent once, and waits for the answer; returns "" if it counts, else what is the matter."""
+    with system.current.open_socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM) as connection:
+        connection.setblocking(False)
+        try:
+            connection.connect(system.current.state_path(table.GATE_SOCKET))
+        except FileNotFoundError:
+            return _ABSENT
+        except ConnectionRefusedError:
+            return _ENDED
+        except BlockingIOError:  # its queue is full
+            return _BUSY
+        answer = b""
+        with suppress(ConnectionError):
+            connection.send(request)
+            while b"\n" not in answer and system.current.wait_readable([connection.fileno()], deadline.remaining_s()):
+                chunk = connection.recv(_ANSWER_BYTES)
+                if not chunk or len(answer) > _ANSWER_BYTES:
+                    break
+                answer += chunk
+    return _judge(answer, generation)
+
+
+def _judge(answer: bytes, generation: int) -> str:
+    """Returns "" for an answer of this generation or a newer one, else what is the matter."""
+    line, newline, _ = answer.partition(b"\n")
+    try:
+        answered = parse_fields(line).integer("generation") if newline else None
+    except (ValueError, CniError):
+        answered = None
+    if answered is None:
+        return _BUSY
+    return "" if answered >= generation else _OLDER

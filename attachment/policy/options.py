@@ -1,0 +1,159 @@
+"""The option networkPolicy of bridge and ptp: its key, and the steps for a plugin's verbs.
+
+One rule: DEL looks for the attachment's record whatever the configuration has by now, and only with a record does
+anything else. So a network without networkPolicy costs ADD nothing, and DEL one failed open(2), GC one listing.
+
+ADD writes the record and guards the port before the pod's interface is up, and waits for podwire-agent as its last
+step: the agent works meanwhile. Removal is one step, in reverse: addresses out of the packet filter, guard, record;
+only then does IPAM release the addresses.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+
+from attachment.policy import gate, port_guard, records
+from attachment.policy.records import PodRecord
+from attachment.repair import repair_if_missing
+from attachment.sandbox import attachment_ips
+from cni import delegate
+from cni.args import CmdArgs
+from cni.conf import LISTED_AT, Attachment, NetConf
+from cni.errors import CniError, Code, internal, invalid_conf, run_all
+from cni.keys import BOOLEAN, Key
+from cni.result import Result
+from kernel.netfilter import nft
+from kernel.netfilter.owned import REPAIR_HINT
+from process.undo import Undo
+
+KEY = Key("networkPolicy", (BOOLEAN,))
+_CNI_ARGS = ("IP", "GATEWAY", "MAC", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_UID")
+
+
+def parse(net_conf: NetConf) -> bool:
+    """Returns whether the network has policies; raises CniError(7)."""
+    is_enabled = net_conf.fields.boolean(KEY.name)
+    if is_enabled and not net_conf.ipam_type:
+        raise invalid_conf('"networkPolicy" needs "ipam"', "policies know pods by their addresses: configure IPAM")
+    return is_enabled
+
+
+def build_record(args: CmdArgs, net_conf: NetConf, result: Result, host_veth: str, mac: str, guard: str) -> PodRecord:
+    """Returns the record of an attachment, with all its addresses in `result`; raises CniError(4) for CNI_ARGS."""
+    names = args.cni_args(*_CNI_ARGS)
+    return PodRecord(
+        boot=gate.current_boot(),
+        namespace=names.get("K8S_POD_NAMESPACE", ""),
+        pod=names.get("K8S_POD_NAME", ""),
+        uid=names.get("K8S_POD_UID", ""),
+        network=net_conf.name,
+        container_id=args.container_id,
+        ifname=args.ifname,
+        host_veth=host_veth,
+        mac=mac,
+        addresses=tuple(ip.address.ip for ip in attachment_ips(result, args.ifname, strict=False)),
+        guard=guard,
+    )
+
+
+def begin(pod: PodRecord, undo: Undo) -> None:
+    """Writes the record and guards the port; call it before the interface is up. Raises CniError, KernelError."""
+    undo.push("remove the pod from the network policies", partial(_delete, pod.file_name))
+    records.write(pod)
+    port_guard.add(pod)
+
+
+def finish(pod: PodRecord) -> None:
+    """Waits until the policies of the pod are in force; call it as the last step of ADD. Raises CniError(11).
+
+    A container that Kubernetes did not start has no policies.
+    """
+    if pod.namespace:
+        gate.wait(pod)
+
+
+def remove(args: CmdArgs, net_conf: NetConf) -> None:
+    """Removes the attachment from the packet filter, its guard and its record; raises CniError, KernelError."""
+    file_name = records.file_name_of(net_conf.name, args.container_id, args.ifname)
+    _delete(file_name)
+    if net_conf.fields.has(KEY.name):
+        records.delete_draft(file_name)
+
+
+def release_lease(args: CmdArgs, net_conf: NetConf) -> None:
+    """Does what delegate.release_lease does, but removes the attachment from the packet filter before.
+
+    That is after this step for other IPAM plugins, when the interface is deleted. If it fails the lease stays until
+    `release`, which reports the error.
+    """
+    if net_conf.ipam_type == "dhcp":
+        with suppress(CniError, OSError):
+            remove(args, net_conf)
+            delegate.release_lease(args, net_conf)
+
+
+def release(args: CmdArgs, net_conf: NetConf) -> None:
+    """Removes the attachment from the packet filter, then has IPAM release its addresses; raises CniError.
+
+    If the former fails the addresses stay reserved: the next pod with them would be behind this one's policies.
+    """
+    remove(args, net_conf)
+    delegate.run_ipam(args, net_conf)
+
+
+def check(args: CmdArgs, net_conf: NetConf) -> None:
+    """Checks the attachment's record and the guard of its port; raises CniError(999), KernelError."""
+    port_guard.check(_get_record(records.file_name_of(net_conf.name, args.container_id, args.ifname)))
+
+
+def gc(net_conf: NetConf, valid: frozenset[Attachment]) -> None:
+    """Removes the network's attachments that are not `valid`, as `remove` does; raises CniError.
+
+    Keeps records that are younger than the list, if the caller says when it was listed: pods start meanwhile.
+    """
+    listed_at_ns = net_conf.fields.integer(LISTED_AT, minimum=0) or 0
+    kept = {records.file_name_of(net_conf.name, *attachment) for attachment in valid}
+    stale = [name for name in records.list_file_names() if name not in kept and _is_stale(name, net_conf, listed_at_ns)]
+    run_all(*(partial(_delete, name) for name in stale))
+
+
+def repair(pod: PodRecord) -> None:
+    """Writes the record again if it is missing, and restores the guard of the port; raises CniError, KernelError."""
+    repair_if_missing("the record for podwire-agent", partial(_get_record, pod.file_name), partial(records.write, pod))
+    repair_if_missing("the guard of the port", partial(port_guard.check, pod), partial(port_guard.add, pod))
+
+
+def refuse_unavailable(guard: str) -> None:
+    """Raises CniError(50) if the kernel cannot guard ports."""
+    if problem := port_guard.get_problem(guard):
+        hint = 'use another kernel, or set "networkPolicy" to false'
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, f'"networkPolicy" does not work on this node: {problem}', hint)
+
+
+def _get_record(file_name: str) -> PodRecord:
+    """Returns a record; raises CniError(999) without one."""
+    try:
+        return records.read(file_name)
+    except (OSError, ValueError) as error:
+        raise internal(f"the record of the pod for podwire-agent is missing: {error}", REPAIR_HINT) from error
+
+
+def _is_stale(file_name: str, net_conf: NetConf, listed_at_ns: int) -> bool:
+    """Returns whether a record is of this network, and older than the list of attachments if its time is known."""
+    try:
+        return records.read(file_name).network == net_conf.name and not (
+            listed_at_ns and records.get_time_ns(file_name) >= listed_at_ns
+        )
+    except (OSError, ValueError):
+        return False  # deleted meanwhile, or not a record
+
+
+def _delete(file_name: str) -> None:
+    records.delete(file_name, _release_record)
+
+
+def _release_record(pod: PodRecord) -> None:
+    with nft.open_socket() as socket:
+        gate.remove_addresses(socket, pod.addresses)
+        port_guard.remove(socket, pod)
