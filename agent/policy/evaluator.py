@@ -66,7 +66,7 @@ class Decision(NamedTuple):
         if self.exemption:
             return self.exemption
         if not self.policies:
-            return f"no policy isolates {self.pod} ({self.direction})" if self.pod else "neither end is a pod"
+            return f"no policy isolates {self.pod or 'an end of it'} ({self.direction})"
         if self.policy is not None:
             where = f"{self.direction}, rule {self.rule + 1}"
             return f"policy {self.policy.name} of namespace {self.policy.namespace} allows it ({where})"
@@ -94,15 +94,13 @@ def pods_by_address(pods: Iterable[Pod]) -> dict[Address, Pod]:
 
 
 def decide(cluster: Cluster, connection: Connection) -> Decision:
-    """Returns whether both ends allow a connection: the decision of the end that denies it, else of the last one."""
+    """Returns whether both ends allow a connection: the decision of an end that denies it, or of one with policies."""
     if connection.source == connection.destination:
         return Decision(True, connection, exemption="a pod always reaches itself")
-    egress = decide_direction(cluster, connection, EGRESS)
+    egress, ingress = (decide_direction(cluster, connection, direction) for direction in (EGRESS, INGRESS))
     if not egress.allowed:
         return egress
-    ingress = decide_direction(cluster, connection, INGRESS)
-    is_ingress_plain = ingress.allowed and not ingress.policies and not ingress.exemption
-    return egress if is_ingress_plain and egress.pod and (egress.policies or not ingress.pod) else ingress
+    return egress if ingress.allowed and egress.policies and not ingress.policies else ingress
 
 
 def decide_direction(cluster: Cluster, connection: Connection, direction: str) -> Decision:

@@ -299,7 +299,7 @@ def _named_ports(spec: Document) -> tuple[NamedPort, ...]:
             name, number, word = port.get("name"), port.get("containerPort"), port.get("protocol") or "TCP"
             if isinstance(name, str) and name and isinstance(number, int) and isinstance(word, str):
                 ports.append((name, _PROTOCOLS.get(word, word), number))
-    return _shared_ports(tuple(ports))
+    return _shared_ports(tuple(dict.fromkeys(ports)))
 
 
 @lru_cache(maxsize=_SHARED)

@@ -1,0 +1,233 @@
+"""The desired packet filter of this node, from the selection.
+
+One rule: names are hashes, so that equal sets and chains of several pods are one object, and an agent that starts again
+computes the names that are in the kernel. Sets of pods are named after their selector, which stays while pods come and
+go, chains after the policies and ports of their pods, and sets of blocks and port ranges after their contents.
+
+What did not change stays the same Python object, and the filter skips it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address
+from typing import NamedTuple, TypeVar
+
+from agent.policy.filter_table import EMPTY, ChainContent, Element, FilterRule, FilterTable, SetChange, Verdict
+from agent.policy.objects import EGRESS, INGRESS, LAST_PORT, IpBlock, NamedPort, PodPeer, Policy, PortRange, Rule
+from agent.policy.peer_sets import SetKey, set_keys
+from agent.policy.selection import LocalPod, Selection
+
+_HASH_DIGITS = 24
+_UNKNOWN = "pods whose objects the API server has not sent yet"
+_Range = tuple[int, int]
+V = TypeVar("V")
+
+
+class Group(NamedTuple):
+    """What decides the rules of a chain; without policies it accepts nothing.
+
+    `versions` are the IP versions of the pods' addresses. `ports` are those of the pods that ingress rules name.
+    """
+
+    direction: str
+    policies: tuple[Policy, ...]
+    versions: tuple[int, ...] = ()
+    ports: tuple[NamedPort, ...] = ()
+
+    def chain_name(self) -> str:
+        """Returns the name of the chain, which stays when the rules of the policies change."""
+        names = tuple((policy.namespace, policy.name) for policy in self.policies)
+        return f"{self.direction[0]}-{_digest((names, self.versions, self.ports))}"
+
+    def comment(self) -> str:
+        """Returns the comment of the chain."""
+        if not self.policies:
+            return f"{self.direction} of {_UNKNOWN}"
+        names = ", ".join(policy.name for policy in self.policies)
+        return f"{self.direction} of {self.policies[0].namespace}: {names}"
+
+
+class _Chain:
+    """The rules of a group, and the sets that they name: the keys of peer sets, and the contents of the others."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.peer_sets: dict[str, tuple[SetKey, int]] = {}
+        self.constants: dict[str, frozenset[Element]] = {}
+        rules = [each for policy in group.policies for each in policy.rules(group.direction) or ()]
+        filter_rules = dict.fromkeys(each for rule in rules for each in self._filter_rules(rule))
+        self.content = ChainContent(group.comment(), tuple(filter_rules))
+
+    def _filter_rules(self, rule: Rule) -> Iterator[FilterRule]:
+        port_rules = list(self._port_rules(rule.ports))
+        peers = self._peer_rules(rule.peers) if rule.peers is not None and port_rules else [FilterRule()]
+        for peer in peers:
+            for ports in port_rules:
+                yield ports._replace(version=peer.version, peer_set=peer.peer_set)
+        for key in set_keys(rule, self.group.direction):
+            for version in self.group.versions if key.port_name else ():
+                name = self._use_peer_set(key, version)
+                yield FilterRule(version=version, protocol=key.protocol, pair_set=name)
+
+    def _peer_rules(self, peers: Sequence[object]) -> Iterator[FilterRule]:
+        blocks = [peer for peer in peers if isinstance(peer, IpBlock)]
+        for version in self.group.versions:
+            for peer in peers:
+                if isinstance(peer, PodPeer):
+                    yield FilterRule(version, self._use_peer_set(SetKey(peer), version))
+            ranges = _block_ranges([block for block in blocks if block.network.version == version])
+            if ranges:
+                address = IPv4Address if version == 4 else IPv6Address
+                addresses = frozenset((address(first), address(last)) for first, last in ranges)
+                yield FilterRule(version, self._use_constant(f"b{version}", ranges, addresses))
+
+    def _port_rules(self, ports: Sequence[PortRange] | None) -> Iterator[FilterRule]:
+        if ports is None:
+            yield FilterRule()
+        for protocol in sorted({port.protocol for port in ports or ()}):
+            ranges = _merge(each for port in ports or () if port.protocol == protocol for each in self._numbers(port))
+            if ranges == [(0, LAST_PORT)]:
+                yield FilterRule(protocol=protocol)
+            elif len(ranges) == 1:
+                yield FilterRule(protocol=protocol, ports=ranges[0])
+            elif ranges:
+                yield FilterRule(protocol=protocol, port_set=self._use_constant("t", ranges, frozenset(ranges)))
+
+    def _numbers(self, port: PortRange) -> list[_Range]:
+        """Returns the numbers of a port; of a name as ingress those of this pod, as egress pair sets have them."""
+        if not port.name:
+            return [(port.first, port.last)]
+        key = (port.name, port.protocol)
+        return [(each.number, each.number) for each in self.group.ports if (each.name, each.protocol) == key]
+
+    def _use_peer_set(self, key: SetKey, version: int) -> str:
+        name = peer_set_name(key, version)
+        self.peer_sets[name] = (key, version)
+        return name
+
+    def _use_constant(self, kind: str, ranges: list[_Range], elements: frozenset[Element]) -> str:
+        name = f"{kind}-{_digest(tuple(ranges))}"
+        self.constants[name] = elements
+        return name
+
+
+class Plan:
+    """Computes the table from what the selection has, again after each change."""
+
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
+        self._table = EMPTY
+        self._chains: dict[str, _Chain] = {}
+
+    def update(self) -> tuple[FilterTable, Mapping[str, SetChange]]:
+        """Returns the table, and the differences of its sets that were changed in place since the last call.
+
+        The caller applies every table that it gets, or compares all of the next one with the kernel.
+        """
+        is_changed, set_changes = self._selection.take_changes()
+        before = self._table.sets
+        if is_changed:
+            self._compute()
+        sets = self._table.sets
+        changes = {peer_set_name(*place): change for place, change in set_changes.items()}
+        kept = {name for name in changes if name in sets and before.get(name) is sets[name]}  # others are new objects
+        return self._table, {name: changes[name] for name in kept}
+
+    def _compute(self) -> None:
+        chains: dict[str, _Chain] = {}
+        verdicts = {}
+        for local in self._selection.local_pods():
+            verdict = Verdict(*(self._chain_of(local, direction, chains) for direction in (EGRESS, INGRESS)))
+            if any(verdict):
+                verdicts.update(dict.fromkeys(local.addresses, verdict))
+        self._chains = chains
+        contents = {name: chain.content for name, chain in chains.items()}
+        self._table = FilterTable(
+            verdicts, _same_if_equal(self._table.chains, contents), _same_if_equal(self._table.sets, self._sets())
+        )
+
+    def _chain_of(self, local: LocalPod, direction: str, chains: dict[str, _Chain]) -> str:
+        """Returns the name of a pod's chain and adds the chain; "" if no policy isolates the pod in this direction."""
+        group = self._group(local, direction)
+        if group is None:
+            return ""
+        name = group.chain_name()
+        if name not in chains:
+            known = self._chains.get(name)
+            chains[name] = known if known is not None and known.group == group else _Chain(group)
+        return name
+
+    def _group(self, local: LocalPod, direction: str) -> Group | None:
+        if local.pod is None:
+            policies = self._selection.policies.get(local.namespace, {}).values()
+            return Group(direction, ()) if any(policy.rules(direction) is not None for policy in policies) else None
+        selecting = [local.policies[name] for name in sorted(local.policies)]
+        isolating = tuple(policy for policy in selecting if policy.rules(direction) is not None)
+        if not isolating:
+            return None
+        versions = tuple(sorted({address.version for address in local.addresses}))
+        ports = _ports_named(isolating, local.pod.ports) if direction == INGRESS else ()
+        return Group(direction, isolating, versions, ports)
+
+    def _sets(self) -> dict[str, Set[Element]]:
+        sets: dict[str, Set[Element]] = {}
+        for chain in self._chains.values():
+            for name, (key, version) in chain.peer_sets.items():
+                sets[name] = self._selection.peer_sets.elements(key, version)
+            for name, elements in chain.constants.items():
+                sets[name] = self._table.sets.get(name, elements)  # equal: the name is that of the contents
+        return sets
+
+
+def peer_set_name(key: SetKey, version: int) -> str:
+    """Returns the name of the set with a peer's addresses, or with its addresses and the numbers of a named port."""
+    return f"{'p' if key.port_name else 's'}{version}-{_digest(key)}"
+
+
+@lru_cache(maxsize=1 << 13)
+def _digest(content: tuple[object, ...]) -> str:
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:_HASH_DIGITS]
+
+
+def _ports_named(policies: Iterable[Policy], ports: tuple[NamedPort, ...]) -> tuple[NamedPort, ...]:
+    """Returns those of a pod's named ports that ingress rules name."""
+    if not ports:
+        return ()
+    rules = [rule for policy in policies for rule in policy.ingress or ()]
+    names = {(port.name, port.protocol) for rule in rules for port in rule.ports or ()}
+    return tuple(sorted(port for port in ports if (port.name, port.protocol) in names))
+
+
+def _same_if_equal(before: Mapping[str, V], after: Mapping[str, V]) -> Mapping[str, V]:
+    """Returns `before` if it has the same objects as `after`."""
+    is_same = before.keys() == after.keys() and all(before[name] is value for name, value in after.items())
+    return before if is_same else after
+
+
+def _block_ranges(blocks: Iterable[IpBlock]) -> list[_Range]:
+    """Returns the addresses of blocks of one IP version, without the exceptions of each, as disjoint ranges."""
+    ranges = []
+    for block in blocks:
+        first, last = int(block.network.network_address), int(block.network.broadcast_address)
+        holes = [each for each in block.excepts if each.version == block.network.version]
+        for start, end in _merge((int(hole.network_address), int(hole.broadcast_address)) for hole in holes):
+            if first < start and first <= last:
+                ranges.append((first, min(start - 1, last)))
+            first = max(first, end + 1)
+        if first <= last:
+            ranges.append((first, last))
+    return _merge(ranges)
+
+
+def _merge(ranges: Iterable[_Range]) -> list[_Range]:
+    """Returns ranges as disjoint ones in order, those that touch as one."""
+    merged: list[_Range] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return merged
