@@ -5,18 +5,20 @@ A map is a `nft_set.Set` with `verdicts`; `nft_set` creates maps, and deletes el
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from kernel.netfilter import nft_rule
 from kernel.netfilter import nft_set as sets
 from kernel.netfilter.nft import NftSocket
-from kernel.netfilter.nft_expression import DATA_VALUE, LIST_ELEM, nested, parse_content, value, verdict_data
+from kernel.netfilter.nft_expression import ATTRIBUTE, LIST_ELEM, nested, value, verdict_data
 from kernel.netfilter.nft_set import Set
 from kernel.rtnl import Request
 
 _ELEM_KEY, _ELEM_DATA = 1, 2  # NFTA_SET_ELEM_*
-_VERDICT, _CODE, _CHAIN = 2, 1, 2  # NFTA_DATA_VERDICT, NFTA_VERDICT_*
-_GOTO = nft_rule.GOTO.to_bytes(4, "big", signed=True)
+# NFTA_VERDICT_CODE, then NFTA_VERDICT_CHAIN.
+_CODE = ATTRIBUTE.pack(8, 1) + nft_rule.GOTO.to_bytes(4, "big", signed=True)
+_GOTO = re.compile(re.escape(_CODE) + rb"..\x02\0([^\0]*)\0", re.DOTALL)
 
 
 def add_goto_requests(nft_map: Set, chains: Mapping[bytes, str]) -> list[Request]:
@@ -31,11 +33,10 @@ def add_goto_requests(nft_map: Set, chains: Mapping[bytes, str]) -> list[Request
 
 def list_gotos(socket: NftSocket, nft_map: Set) -> dict[bytes, str]:
     """Lists the chain of each key, "" for another verdict; nothing if the map is absent. Raises KernelError."""
+    start = ATTRIBUTE.size * 2  # of the attributes of the key, and of its value
+    end = start + sum(part.size for part in nft_map.key)
     chains = {}
     for content in sets.list_encoded(socket, nft_map):
-        element = parse_content(content)
-        verdict = parse_content(parse_content(element.get(_ELEM_DATA, b"")).get(_VERDICT, b""))
-        is_goto = verdict.get(_CODE) == _GOTO
-        key = parse_content(element.get(_ELEM_KEY, b"")).get(DATA_VALUE, b"")
-        chains[key] = verdict.get(_CHAIN, b"").rstrip(b"\0").decode(errors="replace") if is_goto else ""
+        match = _GOTO.search(content, end)
+        chains[content[start:end]] = match[1].decode(errors="replace") if match else ""
     return chains

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kernel.codec_netfilter import SetElementsMessage, SetMessage
 from kernel.netfilter import nft_rule
 from kernel.netfilter.nft import ABSENT_ERRNOS, NftSocket, Table
-from kernel.netfilter.nft_expression import DATA_VALUE, LIST_ELEM, attribute, attributes, nested, value
+from kernel.netfilter.nft_expression import ATTRIBUTE, DATA_VALUE, LIST_ELEM, attribute, attributes, nested, value
 from kernel.rtnl import NLM_F_CREATE, NLM_F_DUMP, Request
 from kernel.wire import Attributes
 from process.values import dataclass
@@ -30,6 +30,7 @@ _INTERVAL, _MAP = 4, 8  # NFT_SET_INTERVAL, NFT_SET_MAP
 _VERDICT = 0xFFFFFF00  # NFT_DATA_VERDICT
 _IFNAMSIZ = 16
 _ID = 1  # required for a new set, but used only for sets without a name
+_KEY_AT = 12  # in an encoded element, after the starts of the attributes of element, key, and the key's value
 _ELEMENTS_MAX = 200  # in one message: all of them are one attribute, of at most 64 KiB
 
 
@@ -191,9 +192,27 @@ def list_elements(
 
 
 def list_keys(socket: NftSocket, nft_set: Set) -> set[bytes]:
-    """Lists the keys of a set as `list_elements` does, without their userdata: faster for large sets."""
+    """Lists the keys of a set as `list_elements` does, faster for large sets without userdata; raises KernelError."""
     _, size = _type(nft_set)
-    return {element.key for element in map(_read, list_encoded(socket, nft_set)) if len(element.key) == size}
+    keys: set[bytes] = set()
+    for content in _list_contents(socket, nft_set, None):
+        items = _split_keys(content, size)
+        if items is None:
+            items = [key for _, _, element in attributes(content) if len(key := _read(element).key) == size]
+        keys.update(items)
+    return keys
+
+
+def _split_keys(content: bytes, size: int) -> list[bytes] | None:
+    """Returns the keys of elements that have nothing but a key of `size` bytes, None for other elements.
+
+    Such elements differ in the key only, so what precedes the key splits them, if no key contains it.
+    """
+    start = content[:_KEY_AT]
+    first, *keys = content.split(start)
+    if first or size % 4 or ATTRIBUTE.unpack_from(start)[0] != _KEY_AT + size or set(map(len, keys)) != {size}:
+        return None
+    return keys
 
 
 def list_encoded(
@@ -203,6 +222,13 @@ def list_encoded(
 
     `body_filter` is a filter on the bytes of a message, which has many elements.
     """
+    for elements in _list_contents(socket, nft_set, body_filter):
+        for _, _, content in attributes(elements):
+            yield content
+
+
+def _list_contents(socket: NftSocket, nft_set: Set, body_filter: Callable[[bytes], object] | None) -> Iterator[bytes]:
+    """Yields the encoded elements of a set, many at once."""
     request = _request(
         f"list set {nft_set}", SetElementsMessage, _GETSETELEM, nft_set, _named(nft_set), NLM_F_DUMP
     )._replace(
@@ -211,7 +237,7 @@ def list_encoded(
         body_filter=body_filter,
     )
     for message in socket.dump(request, merge_key=id):
-        for _, _, content in attributes(message.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS") or b""):
+        if content := message.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS"):
             yield content
 
 
