@@ -107,8 +107,8 @@ def check(args: CmdArgs, net_conf: NetConf) -> None:
     port_guard.check(_get_record(records.file_name_of(net_conf.name, args.container_id, args.ifname)))
 
 
-def gc(net_conf: NetConf, valid: frozenset[Attachment]) -> None:
-    """Removes the network's attachments that are not `valid`, as `remove` does; raises CniError.
+def gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
+    """Removes the network's attachments that are not `valid`, then has IPAM release their addresses; raises CniError.
 
     Keeps records that are younger than the list, if the caller says when it was listed: pods start meanwhile.
     """
@@ -116,6 +116,7 @@ def gc(net_conf: NetConf, valid: frozenset[Attachment]) -> None:
     kept = {records.file_name_of(net_conf.name, *attachment) for attachment in valid}
     stale = [name for name in records.list_file_names() if name not in kept and _is_stale(name, net_conf, listed_at_ns)]
     run_all(*(partial(_delete, name) for name in stale))
+    delegate.run_ipam(args, net_conf)
 
 
 def repair(pod: PodRecord) -> None:

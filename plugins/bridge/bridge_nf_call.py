@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 
-from cni.errors import CniError, internal
+from cni.errors import CniError, Code, internal
 from kernel import modules, sysctl
 from kernel.errors import KernelError
 from kernel.netfilter import nft
@@ -37,6 +37,23 @@ def ensure(conf: BridgeConf) -> None:
         return
     for name in _wrong_settings(conf):
         sysctl.ensure_or_fail(name, _value(conf), "set whether bridged frames pass iptables")
+
+
+def refuse_bypass(conf: BridgeConf) -> None:
+    """Raises CniError(50) if frames between pods would bypass their network policies, and ADD is not to change that."""
+    if not conf.network_policy or conf.bridge_netfilter:
+        return
+    for name in (_IPV4, _IPV6):
+        try:
+            is_on = sysctl.get(name) == "1"
+        except OSError:
+            is_on = False
+        if not is_on:
+            raise CniError(
+                Code.PLUGIN_NOT_AVAILABLE,
+                f'"networkPolicy" needs net/{name}=1: frames between the pods of a bridge bypass policies without it',
+                f'load the module br_netfilter ({_LOAD}), and set "bridgeNetfilter" to true',
+            )
 
 
 def check(conf: BridgeConf) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from attachment import auto_mtu
 from attachment.masquerade import options
 from attachment.masquerade.options import MasqueradeOptions
+from attachment.policy import options as policy_options
 from cni import link_name
 from cni.address import parse_mac
 from cni.args import CmdArgs, is_interface_name
@@ -32,6 +33,7 @@ KEYS = (
     *keys_of_type(
         BOOLEAN, "preserveDefaultVlan", "macspoofchk", "bridgeNetfilter", "enabledad", "disableContainerInterface"
     ),
+    policy_options.KEY,
     IPAM_TYPE,
     DNS_KEY,
     args_cni(MAC),
@@ -63,7 +65,8 @@ class BridgeConf:
 
     `mtu` is in bytes, 0 for the kernel's default; with `mtu_auto` ADD derives it from the host's interfaces. `mac` is
     b"" for a random MAC address. `ipam_type` is "" for a layer 2 network. A non-empty `dns` replaces that of IPAM.
-    If `bridge_netfilter` is None, ADD does not change that setting of the host.
+    If `bridge_netfilter` is None, ADD does not change that setting of the host. With `network_policy` podwire-agent
+    filters the pod's traffic.
     """
 
     bridge: str
@@ -80,6 +83,7 @@ class BridgeConf:
     vlans: PortVlans
     mac_spoof_check: bool
     bridge_netfilter: bool | None
+    network_policy: bool
     dad: bool
     container_interface_down: bool
     mac: bytes
@@ -108,6 +112,7 @@ def parse(args: CmdArgs, net_conf: NetConf) -> BridgeConf:
         vlans=_vlans(fields),
         mac_spoof_check=fields.boolean("macspoofchk"),
         bridge_netfilter=fields.boolean("bridgeNetfilter") if fields.has("bridgeNetfilter") else None,
+        network_policy=policy_options.parse(net_conf),
         dad=fields.boolean("enabledad"),
         container_interface_down=fields.boolean("disableContainerInterface"),
         mac=_mac(args, net_conf),
@@ -122,6 +127,16 @@ def parse(args: CmdArgs, net_conf: NetConf) -> BridgeConf:
         raise invalid_conf(
             "cannot set hairpin mode and promiscuous mode at the same time",
             'remove "hairpinMode" or "promiscMode"',
+        )
+    if parsed.network_policy and parsed.vlans.trunk is not None:
+        raise invalid_conf(
+            'cannot use "vlanTrunk" with "networkPolicy"',
+            "policies do not see frames with VLAN tags; remove one of the keys",
+        )
+    if parsed.network_policy and parsed.bridge_netfilter is False:
+        raise invalid_conf(
+            'cannot set "bridgeNetfilter" to false with "networkPolicy"',
+            'frames between the pods of a bridge bypass policies without it: set it to true, or remove "networkPolicy"',
         )
     return parsed
 

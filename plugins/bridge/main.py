@@ -11,6 +11,8 @@ from functools import partial
 from attachment import auto_mtu, forwarding, veth
 from attachment.masquerade import backend as masquerade_backend
 from attachment.masquerade import options as masquerade_options
+from attachment.policy import options as policy
+from attachment.policy.port_guard import BRIDGE
 from attachment.sandbox import Sandbox
 from cni import delegate
 from cni.args import CmdArgs
@@ -46,6 +48,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
     """
     conf = bridge_conf.parse(args, net_conf)
     net_conf.refuse_missing_ipam()
+    bridge_nf_call.refuse_bypass(conf)
     with Netns(args.netns) as namespace, Socket() as host, Undo() as undo:
         conf = replace(conf, mtu=auto_mtu.read(host)) if conf.mtu_auto else conf
         attached = _attach(host, namespace, args.ifname, conf, undo)
@@ -59,6 +62,9 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             result = _result(args, net_conf, ipam_result, links)
             if conf.mac_spoof_check:
                 _add_mac_spoof_check(args, net_conf, host_veth, container_veth, undo)
+            if conf.network_policy:
+                pod = policy.build_record(args, net_conf, result, host_veth.name, container_veth.mac, BRIDGE)
+                policy.begin(pod, undo)
             _bring_up(sandbox, container_veth, conf, result)
             if not conf.container_interface_down:
                 veth.wait_carrier(host, host_veth, "bridge port")
@@ -73,6 +79,8 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             mtu.ensure_bridge_mtu(host, bridge, bridge_mtu)
             if conf.ipam_type:
                 sandbox.announce(container_veth)
+        if conf.network_policy:
+            policy.finish(pod)
         return replace(result, dns=conf.dns or result.dns)
 
 
@@ -83,12 +91,12 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     still in use. Otherwise all steps run, and failures are reported at the end. DEL looks for rules of every option,
     even if the configuration no longer has it; that takes about 0.3 ms and starts no process.
     """
-    delegate.release_lease(args, net_conf)
+    policy.release_lease(args, net_conf)
     with Socket() as host:
         other_addresses = veth.delete_attachment_veth(args, net_conf, host, bridge_conf.name_for_del(net_conf))
     run_all(
         *masquerade_options.removal_steps(args, net_conf, other_addresses, _mac_spoof_removal_step(args, net_conf)),
-        partial(delegate.run_ipam, args, net_conf),
+        partial(policy.release, args, net_conf),
     )
 
 
@@ -104,6 +112,8 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
         check_attachment(args, net_conf.name, conf, prev_result, namespace, host)
     if conf.masquerade:
         conf.masquerade.check(args, net_conf, prev_result)
+    if conf.network_policy:
+        policy.check(args, net_conf)
 
 
 def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
@@ -119,7 +129,7 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
     run_all(
         partial(masquerade_backend.gc_legacy, net_conf.name, valid),
         partial(nft.run_steps, rules),
-        partial(delegate.run_ipam, args, net_conf),
+        partial(policy.gc, args, net_conf, valid),
     )
 
 
@@ -138,7 +148,10 @@ def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
 
 def cmd_remove_rules(args: CmdArgs, net_conf: NetConf) -> None:
     """Removes the attachment's rules, for `podwire repair`; interface and addresses stay (skel.Plugin)."""
-    masquerade_options.remove_rules(args, net_conf, _mac_spoof_removal_step(args, net_conf))
+    run_all(
+        partial(masquerade_options.remove_rules, args, net_conf, _mac_spoof_removal_step(args, net_conf)),
+        partial(policy.remove, args, net_conf),
+    )
 
 
 PLUGIN = Plugin(
@@ -173,6 +186,9 @@ def _refuse_unavailable(args: CmdArgs, net_conf: NetConf) -> None:
             modules.refuse_missing_links(host, "bridge")
             probe_create_bridge(host, conf.bridge, filtering=conf.vlans.filtering)
     bridge_nf_call.refuse_unavailable(conf)
+    bridge_nf_call.refuse_bypass(conf)
+    if conf.network_policy:
+        policy.refuse_unavailable(BRIDGE)
     if conf.is_gateway and conf.ipam_type:
         forwarding.refuse_unavailable()
         bridge_device.refuse_disabled_ipv6(gateway_link, delegate.gateways(args, net_conf))

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import partial
 
 from attachment import forwarding
+from attachment.policy import options as policy
+from attachment.policy.port_guard import BRIDGE
 from attachment.prev_result import RECREATE_HINT
 from attachment.repair import repair_if_missing
 from cni.address import parse_mac
@@ -40,6 +42,8 @@ def repair(args: CmdArgs, net_conf: NetConf, conf: BridgeConf, prev_result: Resu
         steps.append(partial(conf.masquerade.repair, args, net_conf, prev_result))
     if conf.mac_spoof_check:
         steps.append(partial(_repair_mac_spoof_check, args, net_conf.name, prev_result))
+    if conf.network_policy:
+        steps.append(partial(_repair_policy, args, net_conf, prev_result))
     check, ensure = partial(bridge_nf_call.check, conf), partial(bridge_nf_call.ensure, conf)
     steps.append(partial(repair_if_missing, "bridge-nf-call-iptables", check, ensure))
     run_all(*steps)
@@ -51,6 +55,11 @@ def _repair_mac_spoof_check(args: CmdArgs, network: str, prev_result: Result) ->
     repair_if_missing(
         "the MAC spoof check", partial(mac_spoof.check, *rule_arguments), partial(mac_spoof.add_rules, *rule_arguments)
     )
+
+
+def _repair_policy(args: CmdArgs, net_conf: NetConf, prev_result: Result) -> None:
+    host_veth, container_veth = _listed_veths(args, prev_result)
+    policy.repair(policy.build_record(args, net_conf, prev_result, host_veth.name, container_veth.mac, BRIDGE))
 
 
 def _listed_veths(args: CmdArgs, prev_result: Result) -> tuple[Interface, Interface]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from attachment import auto_mtu
 from attachment.masquerade import options
 from attachment.masquerade.options import MasqueradeOptions
+from attachment.policy import options as policy_options
 from cni.conf import NetConf
 from cni.errors import invalid_conf
 from cni.keys import DNS as DNS_KEY
@@ -16,21 +17,23 @@ from cni.result import DNS
 from process.values import dataclass
 
 _DNS_KEYS = ("nameservers", "domain", "search", "options")
-KEYS = (*options.KEYS, auto_mtu.KEY, IPAM_TYPE, DNS_KEY)
+KEYS = (*options.KEYS, auto_mtu.KEY, policy_options.KEY, IPAM_TYPE, DNS_KEY)
 
 
 @dataclass(frozen=True)
 class PtpConf:
     """The configuration of ptp; `ipam_type` is "" for layer 2.
 
-    `mtu` is in bytes, 0 for the kernel's default; with `mtu_auto` ADD derives it from the host's interfaces. `dns`,
-    unless None, replaces the DNS settings of the IPAM result, even if empty.
+    `mtu` is in bytes, 0 for the kernel's default; with `mtu_auto` ADD derives it from the host's interfaces. With
+    `network_policy` podwire-agent filters the pod's traffic. `dns`, unless None, replaces the DNS settings of the IPAM
+    result, even if empty.
     """
 
     ipam_type: str
     masquerade: MasqueradeOptions | None
     mtu: int
     mtu_auto: bool
+    network_policy: bool
     dns: DNS | None
 
 
@@ -49,5 +52,6 @@ def parse(net_conf: NetConf) -> PtpConf:
         masquerade=options.parse(net_conf),
         mtu=mtu,
         mtu_auto=is_auto,
+        network_policy=policy_options.parse(net_conf),
         dns=DNS.from_fields(dns) if any(dns.has(key) for key in _DNS_KEYS) else None,
     )

@@ -10,6 +10,8 @@ from functools import partial
 from attachment import auto_mtu, forwarding, veth
 from attachment.masquerade import backend as masquerade_backend
 from attachment.masquerade import options as masquerade_options
+from attachment.policy import options as policy
+from attachment.policy.port_guard import ROUTED
 from attachment.prev_result import RECREATE_HINT
 from attachment.repair import repair_if_missing
 from attachment.sandbox import Sandbox, attachment_ips, check_addresses_and_routes
@@ -55,6 +57,9 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
                 veth.result_interface(net_conf, container_veth, args.netns),
             )
             result = replace(ipam_result, interfaces=ends)
+            if conf.network_policy:
+                pod = policy.build_record(args, net_conf, result, host_veth.name, container_veth.mac, ROUTED)
+                policy.begin(pod, undo)
             if conf.ipam_type:
                 routed.configure_host(host, host_veth, result)
                 sandbox.configure(container_veth, replace(result, routes=()), dad=False)
@@ -65,6 +70,8 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             sandbox.get_link()  # reading it updates its carrier, without which IPv6 does not send
             if conf.masquerade:
                 conf.masquerade.add(args, net_conf, result, sandbox, undo)
+        if conf.network_policy:
+            policy.finish(pod)
         return result if conf.dns is None else replace(result, dns=conf.dns)
 
 
@@ -74,12 +81,12 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     Keeps the addresses if the interface cannot be deleted: they are still in use. Otherwise tries all steps, then
     reports failures.
     """
-    delegate.release_lease(args, net_conf)
+    policy.release_lease(args, net_conf)
     with Socket() as host:
         other_addresses = veth.delete_attachment_veth(args, net_conf, host)
     run_all(
         *masquerade_options.removal_steps(args, net_conf, other_addresses),
-        partial(delegate.run_ipam, args, net_conf),
+        partial(policy.release, args, net_conf),
     )
 
 
@@ -103,6 +110,8 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
             routed.check(sandbox, container_veth, host_veth, prev_result, host)
     if conf.masquerade:
         conf.masquerade.check(args, net_conf, prev_result)
+    if conf.network_policy:
+        policy.check(args, net_conf)
 
 
 def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
@@ -113,7 +122,9 @@ def cmd_gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> No
     """
     rules = partial(nft.run_steps, masquerade_backend.gc_steps(net_conf.name, valid))
     run_all(
-        partial(masquerade_backend.gc_legacy, net_conf.name, valid), rules, partial(delegate.run_ipam, args, net_conf)
+        partial(masquerade_backend.gc_legacy, net_conf.name, valid),
+        rules,
+        partial(policy.gc, args, net_conf, valid),
     )
 
 
@@ -133,11 +144,13 @@ def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
         repair_if_missing("forwarding", partial(forwarding.check, version), partial(forwarding.enable, version))
     if conf.masquerade:
         conf.masquerade.repair(args, net_conf, prev_result)
+    if conf.network_policy:
+        _repair_policy(args, net_conf, prev_result)
 
 
 def cmd_remove_rules(args: CmdArgs, net_conf: NetConf) -> None:
     """Removes the attachment's rules."""
-    masquerade_options.remove_rules(args, net_conf)
+    run_all(partial(masquerade_options.remove_rules, args, net_conf), partial(policy.remove, args, net_conf))
 
 
 PLUGIN = Plugin(
@@ -160,8 +173,16 @@ def _refuse_unavailable(net_conf: NetConf) -> None:
         modules.refuse_missing_links(host, "veth")
     if conf.ipam_type:
         forwarding.refuse_unavailable()
+    if conf.network_policy:
+        policy.refuse_unavailable(ROUTED)
     if conf.masquerade:
         conf.masquerade.refuse_unavailable()
+
+
+def _repair_policy(args: CmdArgs, net_conf: NetConf, prev_result: Result) -> None:
+    container_veth = veth.listed_container_interface(args, prev_result)
+    host_veth = next((item.name for item in prev_result.interfaces if not item.sandbox), "")
+    policy.repair(policy.build_record(args, net_conf, prev_result, host_veth, container_veth.mac, ROUTED))
 
 
 def _check_container_veth(listed: Interface, sandbox: Sandbox) -> Link:

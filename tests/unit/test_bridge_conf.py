@@ -23,6 +23,7 @@ DEFAULTS = BridgeConf(
     vlans=PortVlans(),
     mac_spoof_check=False,
     bridge_netfilter=None,
+    network_policy=False,
     dad=False,
     container_interface_down=False,
     mac=b"",

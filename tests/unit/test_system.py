@@ -125,6 +125,7 @@ def test_the_fake_kernel_calls_the_methods_that_it_replaces(tmp_path):
     assert fake.send_in_background(0, DELETION, 0) == 0
     assert fake.close_in_background(0, 0, 0) == 0
     assert Path(fake.path("/proc/sys/net/ipv4/ip_forward")).read_text() == "1"
+    fake.state_path("/run/podwire")
     fake.ioctl(0, 0, 0)
     assert iptables_program.is_nft(fake.find_program("iptables-restore", ()))
     assert len(fake.random_bytes(6)) == 6
