@@ -33,7 +33,7 @@ from agent.node import Node
 from agent.node_files import NodeFiles
 from agent.object_watch import Changed, Deleted, Failed, ObjectEvent, Synced
 from agent.pools.reports import BlockLost, PoolEvent, PoolsDecided, PoolState
-from agent.readiness import API, MASQUERADE, NETWORK, POOLS
+from agent.readiness import API, MASQUERADE, NETWORK, POLICIES, POOLS
 from agent.retries import Retries
 from agent.route_updates import RouteUpdates
 from agent.routes import Routes
@@ -66,7 +66,14 @@ class Agent:
         self._cluster = Cluster(settings.node_name, api_addresses, fixed=self._source.are_fixed)  # podCIDRs are
         self._nodes = ListedNodes(self._cluster, self._source)
         self.status = AgentStatus(
-            loop, self._log, self._metrics, self._events, self._cluster, self._routes, self._source
+            loop,
+            self._log,
+            self._metrics,
+            self._events,
+            self._cluster,
+            self._routes,
+            self._source,
+            *([POLICIES] if settings.enforces_policies else []),
         )
         self.status.on_ready = self._collect
         changes = ChangeLog(self._log, lambda: len(self._cluster.nodes), dry_run=settings.dry_run)

@@ -32,8 +32,11 @@ from agent.node import Node
 from agent.node_files import masquerade_backends, uninstall
 from agent.object_source import kubernetes_nodes
 from agent.object_watch import ObjectEvent, ObjectWatch
+from agent.policy import service as policy_service
+from agent.policy.service import PolicyService
 from agent.pools.reports import PoolEvent
 from agent.pools.service import PoolService
+from agent.readiness import POLICIES
 from agent.route_plan import RouteOptions
 from agent.routes import Routes
 from agent.settings import Settings, parse, socket_path
@@ -86,13 +89,17 @@ def _run(settings: Settings, log: Log) -> int:
     parts = Parts(log, Metrics(__version__), _new_routes(settings, log), networks, events)
     agent = Agent(settings, loop, parts, addresses_of(server) if server else ())
     nodes = _create_nodes(settings, loop, agent, parts, client)
+    policies = _create_policies(settings, loop, agent, parts, client)
 
     def reconnect(watches: ObjectWatch[Node] | PoolService) -> None:
         if client:
             client.forget_connections()
         watches.reconnect()
+        if policies:
+            policies.reconnect()
 
-    agent.on_address_change, agent.status.is_watching = partial(reconnect, nodes), nodes.is_alive
+    agent.on_address_change = partial(reconnect, nodes)
+    agent.status.is_watching = lambda: nodes.is_alive() and (policies is None or policies.is_alive())
     agent.contact.on_silence = partial(reconnect, nodes.watch if isinstance(nodes, PoolService) else nodes)
     if settings.once or settings.dry_run:
         _end_when_done(loop, agent, now() + _ONCE_LIMIT_S)
@@ -102,12 +109,16 @@ def _run(settings: Settings, log: Log) -> int:
     log.write("info", "started", routes=settings.routes, server=server.url if server else "")
     events.start()
     nodes.start()
+    if policies:
+        policies.start()
     try:
         loop.run()
     except _Finished:
         return 0 if agent.status.is_ready or settings.dry_run else 1
     finally:
         nodes.stop()
+        if policies:
+            policies.stop()
         events.stop()
     return 0
 
@@ -131,6 +142,17 @@ def _create_nodes(
         parts.events.node_uid = uid
 
     return PoolService(settings, client, reports.put, inbox.put, on_contact, set_uid, parts.log.write)
+
+
+def _create_policies(
+    settings: Settings, loop: Loop, agent: Agent, parts: Parts, client: ApiClient | None
+) -> PolicyService | None:
+    """Returns the part that enforces network policies, None without --network-policy."""
+    if not settings.enforces_policies:
+        return None
+    assert client  # the options demand an API server
+    report = partial(agent.status.set_condition, POLICIES)
+    return PolicyService(settings.network_policy, loop, client, parts.metrics.add_policies(), report, parts.log)
 
 
 def _serve(settings: Settings, agent: Agent, nodes: ObjectWatch[Node] | PoolService) -> None:
@@ -157,6 +179,7 @@ def _remove(settings: Settings, log: Log) -> int:
     with record.recording() as recorded:
         _new_routes(settings, log).remove()
         remaining = masquerade.remove()
+        policy_service.remove()
     log.write_changes("removed", recorded.changes)
     if remaining:
         log.write("info", "these stay while rules of pods refer to them", objects=remaining)

@@ -6,10 +6,20 @@ Names and units follow Prometheus' conventions; docs/agent.md lists them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 
 from agent.pools.supply import PoolUsage
+
+
+class PolicyMetrics(NamedTuple):
+    """The metrics of network policies; `lag` is a function's value."""
+
+    policies: Gauge
+    pods: Gauge
+    lag: Gauge
+    dropped: Counter
 
 
 class Metrics:
@@ -52,6 +62,19 @@ class Metrics:
             self._blocks.labels(pool).set(numbers.blocks)
             self._addresses.labels(pool, "used").set(numbers.used)
             self._addresses.labels(pool, "free").set(numbers.free)
+
+    def add_policies(self) -> PolicyMetrics:
+        """Adds the metrics of network policies, which only an agent with --network-policy has."""
+        return PolicyMetrics(
+            self._gauge("policies", "Network policies in the cluster."),
+            self._gauge("policy_pods", "Pods of this node that a network policy selects."),
+            self._gauge("policy_lag_seconds", "Since when a change of pods, namespaces or policies is not applied."),
+            self._counter(
+                "policy_dropped_packets",
+                "Packets that network policies drop, by the policies that select the pod.",
+                ("namespace", "direction", "policies"),
+            ),
+        )
 
     def render(self) -> bytes:
         """Returns all metrics as text."""

@@ -100,6 +100,12 @@ class ObjectWatch(Generic[T]):
         """Returns whether the thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def revision(self) -> int:
+        """The revision of the last event that was put, 0 if it is not known; from any thread."""
+        version = self._resource_version
+        return int(version) if version.isdecimal() else 0
+
     def stop(self, timeout_s: float = 1.0) -> None:
         """Ends the thread: at once during a watch or a delay, else after the present request or with the process."""
         self._stopped.set()
@@ -146,12 +152,12 @@ class ObjectWatch(Generic[T]):
         except Expired as error:  # its pages, again and again: the server is too slow
             raise OutcomeUnknown(error.request, error.cause) from error
         self._items = {self._source.key_of(item): item for item in listing.items}
-        self._resource_version, self._is_listed = listing.resource_version, True
-        self._is_failing = False
+        self._is_listed, self._is_failing = True, False
         self._on_contact()
         version = int(listing.resource_version) if listing.resource_version.isdecimal() else 0
         is_older, self._highest_version = version < self._highest_version, version
         self._put(Synced(dict(self._items), is_older))
+        self._resource_version = listing.resource_version
 
     def _list_again(self) -> float:
         self._resource_version = ""

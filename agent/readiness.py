@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 CONDITIONS = (API, NODE, NETWORK, ROUTES, MASQUERADE) = ("api", "node", "network", "routes", "masquerade")
 POOLS = "pools"  # a further condition, with pools of addresses
+POLICIES = "policies"  # a further condition, with --network-policy
 
 _STARTING = "starting"
 _PROBLEM_SIZE = 4000  # characters; thousands of nodes may have problems

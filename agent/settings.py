@@ -17,6 +17,7 @@ from cni.address import Address, parse_ip
 _IDENTIFIERS = range(1 << 24)  # a VXLAN network identifier has 24 bits (RFC 7348)
 _PORTS = range(1, 1 << 16)
 _NAME_BYTES = 15  # of an interface
+ON, STRICT = "on", "strict"  # values of --network-policy; "" is off
 
 
 class Settings(NamedTuple):
@@ -45,7 +46,13 @@ class Settings(NamedTuple):
     dry_run: bool
     once: bool
     remove: bool
+    network_policy: str
     pools: PoolOptions
+
+    @property
+    def enforces_policies(self) -> bool:
+        """Whether the agent enforces network policies: only one that stays."""
+        return bool(self.network_policy) and not (self.once or self.dry_run)
 
 
 def parse(arguments: Sequence[str], env: Mapping[str, str]) -> Settings:
@@ -68,6 +75,8 @@ def parse(arguments: Sequence[str], env: Mapping[str, str]) -> Settings:
         pools = pool_options.parse_options(parsed)
     except ValueError as error:
         parser.error(str(error))
+    if parsed.network_policy and not pools.has_kubernetes:
+        parser.error("--network-policy needs an API server, which has the policies: not with --node-address")
     values = {name: value for name, value in vars(parsed).items() if name in Settings._fields}
     return Settings(**values, pools=pools)
 
@@ -121,6 +130,15 @@ def _add_node(parser: argparse.ArgumentParser) -> None:
     )
     for name, default, meaning in paths:
         group.add_argument(f"--{name}", default=default, metavar="PATH", help=f"{meaning} ({default})")
+    group.add_argument(
+        "--network-policy",
+        nargs="?",
+        choices=(ON, STRICT),
+        const=ON,
+        default="",
+        help='enforce NetworkPolicies for the pods of networks with "networkPolicy": true; strict: each pod starts '
+        "only with policies that are as new as the pod. Not with --once and --dry-run",
+    )
     group.add_argument("--no-install", dest="install", action="store_false", help="install neither plugins nor network")
 
 

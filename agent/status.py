@@ -11,7 +11,7 @@ from agent.http_server import Page, Pages, metrics_page
 from agent.log import Log
 from agent.metrics import Metrics
 from agent.networks_source import NetworksSource
-from agent.readiness import CONDITIONS, NETWORK, NODE, POOLS, ROUTES, Readiness, joined
+from agent.readiness import CONDITIONS, NETWORK, NODE, POLICIES, POOLS, ROUTES, Readiness, joined
 from agent.route_report import describe_problems
 from agent.routes import Routes
 from process.loop import Loop, now
@@ -22,7 +22,7 @@ _BEAT_S, _BEAT_MAX_S = 30.0, 120.0
 class AgentStatus:
     """The status of the agent. `on_ready` is called when all conditions are met for the first time.
 
-    `is_watching` returns whether the threads of the watch run.
+    `is_watching` returns whether the threads of the watch run. `further` are conditions of optional parts.
     """
 
     def __init__(
@@ -34,11 +34,12 @@ class AgentStatus:
         cluster: Cluster,
         routes: Routes,
         source: NetworksSource,
+        *further: str,
     ) -> None:
         self._loop, self._log, self._metrics, self._events = loop, log, metrics, events
         self._cluster, self._routes, self._source = cluster, routes, source
         conditions = CONDITIONS if source.are_fixed else (*CONDITIONS, POOLS)
-        self._readiness = Readiness(conditions, self._on_condition)
+        self._readiness = Readiness((*conditions, *further), self._on_condition)
         self.on_ready: Callable[[], None] = lambda: None
         self.is_watching: Callable[[], bool] = lambda: True
         self._was_ready = self._is_scheduled = False
@@ -103,7 +104,7 @@ class AgentStatus:
         self._metrics.ready.set(is_ready)
         if problem:
             self._log.write("error", f"not ready: {condition}: {problem}")
-            if condition in (NODE, NETWORK):
+            if condition in (NODE, NETWORK, POLICIES):
                 self._events.report("PodNetworkNotReady", f"{condition}: {problem}")
         else:
             self._log.write("info", f"{condition} ok")

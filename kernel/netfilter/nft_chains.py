@@ -5,6 +5,8 @@ This module only reads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kernel.codec_netfilter import ChainMessage
 from kernel.netfilter import nft
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Table
@@ -15,10 +17,19 @@ _NF_DROP = 0
 FORWARD = 2  # NF_INET_FORWARD
 
 
-def list_chains(socket: NftSocket) -> list[Chain]:
-    """Lists the chains of all families and tables, none if the kernel lacks nf_tables; raises KernelError."""
+def list_chains(socket: NftSocket, body_filter: Callable[[bytes], object] | None = None) -> list[Chain]:
+    """Lists the chains of all families and tables, none if the kernel lacks nf_tables; raises KernelError.
+
+    `body_filter` is a filter on a message's bytes; other chains are not decoded, as there may be thousands.
+    """
     request = Request(
-        "list the chains of nftables", ChainMessage, _GETCHAIN, NLM_F_DUMP, {"family": 0}, ignore=nft.ABSENT_ERRNOS
+        "list the chains of nftables",
+        ChainMessage,
+        _GETCHAIN,
+        NLM_F_DUMP,
+        {"family": 0},
+        ignore=nft.ABSENT_ERRNOS,
+        body_filter=body_filter,
     )
     return [parse_chain(message) for message in socket.dump(request)]
 

@@ -1,0 +1,105 @@
+"""The pods of this node that plugins have attached, from their records: reads them all, then follows the directory.
+
+One rule: a record's addresses enter the packet filter only while its lock is held, and after another look at it. DEL
+holds the lock while it takes the addresses out; after that they may be another pod's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from attachment.policy import records, table
+from attachment.policy.records import PodRecord
+from kernel import inotify
+from process import directories
+from process.loop import Loop
+
+_MAX_BYTES = 1 << 16
+
+
+class LocalPods:
+    """The records by file name, only those of pods of Kubernetes. `on_change` is called when the directory changes."""
+
+    def __init__(self, loop: Loop, on_change: Callable[[], None]) -> None:
+        self.by_name: dict[str, PodRecord] = {}
+        self._inodes: dict[str, int] = {}  # of the files: another file of the same name is another record
+        self._changed: set[str] = set()
+        self._loop, self._on_change = loop, on_change
+        self._watch = -1
+
+    def start(self) -> None:
+        """Follows the directory, which it creates, and reads all records; raises OSError."""
+        directories.create(table.PODS_DIRECTORY)
+        self._watch = inotify.open_watch(table.PODS_DIRECTORY, inotify.MOVED_TO | inotify.DELETED)
+        self._loop.watch(self._watch, self._on_event)
+        self.read_all()
+
+    def _on_event(self) -> None:
+        self.read_changes()
+        self._on_change()
+
+    def read_changes(self) -> None:
+        """Reads the records that have changed; also before the loop reports it."""
+        while events := inotify.read(self._watch):
+            if any(event.mask & inotify.OVERFLOW for event in events):
+                self.read_all()
+            for name in dict.fromkeys(event.name for event in events if event.name[:1] not in ("", ".")):
+                self.read(name)
+
+    def read_all(self) -> None:
+        """Reads all records again."""
+        for name in {*self.by_name, *records.list_file_names()}:
+            self.read(name)
+
+    def read(self, name: str) -> None:
+        """Reads a record again."""
+        with ExitStack() as stack:
+            pod, inode = None, 0
+            with suppress(OSError, ValueError):  # absent, or damaged: DEL deletes it
+                descriptor = _open(name, stack)
+                pod, inode = records.parse(os.read(descriptor, _MAX_BYTES)), os.fstat(descriptor).st_ino
+        if pod is None or not (pod.namespace and pod.pod):
+            self._forget(name)
+        elif (pod, inode) != (self.by_name.get(name), self._inodes.get(name)):
+            self.by_name[name], self._inodes[name] = pod, inode
+            self._changed.add(name)
+
+    def take_changes(self) -> Iterator[tuple[str, PodRecord | None]]:
+        """Yields the records that were written, or deleted (None), since the last call."""
+        changed, self._changed = self._changed, set()
+        for name in changed:
+            yield name, self.by_name.get(name)
+
+    @contextmanager
+    def locked(self) -> Iterator[bool]:
+        """Locks all records while the context is active; yields False if one was deleted, or DEL has locked it."""
+        with ExitStack() as stack:
+            gone = [name for name, inode in self._inodes.items() if not _lock(name, inode, stack)]
+            for name in gone:
+                self._forget(name)
+            yield not gone
+
+    def _forget(self, name: str) -> None:
+        self._inodes.pop(name, None)
+        if self.by_name.pop(name, None):
+            self._changed.add(name)
+
+
+def _open(name: str, stack: ExitStack) -> int:
+    descriptor = os.open(records.path_of(name), os.O_RDONLY | os.O_CLOEXEC)
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _lock(name: str, inode: int, stack: ExitStack) -> bool:
+    """Locks a record, if it is still the same file."""
+    try:
+        descriptor = _open(name, stack)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        status = os.fstat(descriptor)
+    except OSError:
+        return False
+    return status.st_nlink > 0 and status.st_ino == inode

@@ -1,0 +1,253 @@
+"""The agent's part for network policies: from the API's objects and the node's pods to the packet filter.
+
+One rule, in this order, in each turn of the loop in which something has changed: the file `namespaces`, then a look at
+the records, then one transaction of the packet filter, then the answers to the ADDs that wait. Nothing is changed
+before pods, namespaces and policies are known, so after a restart the filter stays as the last agent left it.
+
+Everything runs in the main thread; the three watches have threads, which parse and put calls into the inbox.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from agent.inbox import Inbox
+from agent.log import Log
+from agent.metrics import PolicyMetrics
+from agent.object_source import ObjectClient
+from agent.policy import preconditions
+from agent.policy.cluster_objects import ClusterObjects
+from agent.policy.filter import PolicyFilter
+from agent.policy.filter_table import EMPTY
+from agent.policy.gate_server import GateServer, Request
+from agent.policy.local_pods import LocalPods
+from agent.policy.namespaces_file import NamespacesFile
+from agent.policy.newest import NewestPolicies
+from agent.policy.plan import Plan
+from agent.policy.selection import Selection
+from agent.readiness import joined
+from agent.settings import STRICT
+from attachment.policy import table
+from cni.errors import from_os_error
+from kernel.errors import KernelError
+from kernel.netfilter import nft
+from process.loop import Loop, now
+
+_COMPARE_S = 300.0  # the whole filter: DEL and the agent alone change it, so this is for what others did
+_CHECK_S, _RETRY_S = 30.0, 2.0
+_POLL_S = 0.02  # an event of the policies' watch that changes no policy does not wake the main thread
+
+
+class PolicyService:
+    """The service of one node. `report` gets what keeps the policies from being enforced, "" if nothing does."""
+
+    def __init__(
+        self,
+        mode: str,
+        loop: Loop,
+        client: ObjectClient,
+        metrics: PolicyMetrics,
+        report: Callable[[str], None],
+        log: Log,
+    ) -> None:
+        self._loop, self._metrics, self._report, self._log = loop, metrics, report, log
+        self._inbox: Inbox[Callable[[], None]] = Inbox(loop, lambda call: call())
+        self._selection = Selection()
+        self._plan = Plan(self._selection)
+        warn = partial(log.write, "warning")
+        self._objects = ClusterObjects(client, self._selection, self._inbox.put, self._schedule, warn)
+        self._newest = NewestPolicies(client, warn) if mode == STRICT else None
+        self._file = NamespacesFile(is_strict=mode == STRICT)
+        self._local = LocalPods(loop, self._schedule)
+        self._gate = GateServer(loop, self._on_request)
+        self._filter: PolicyFilter | None = None
+        self._table = EMPTY
+        self._is_applied = self._is_scheduled = False
+        self._oldest_s = 0.0  # the time of the first event that is not applied yet
+        self._drops: dict[str, int] = {}
+        self._failure = self._obstacle = self._bridge = ""
+        metrics.lag.set_function(lambda: now() - self._oldest_s if self._oldest_s else 0.0)
+
+    def start(self) -> None:
+        """Starts the watches, and listens for ADDs; raises CniError(5)."""
+        try:
+            self._local.start()
+            self._gate.start()
+        except OSError as error:
+            raise from_os_error(error).prefixed("cannot serve network policies: ") from error
+        if self._newest:
+            self._newest.start()
+        self._objects.start()
+        self._check()
+        self._loop.call_at(now() + _COMPARE_S, self._compare)
+
+    def stop(self) -> None:
+        """Ends the threads; the packet filter stays, and ADDs of pods with policies wait for the next agent."""
+        self._objects.stop()
+        if self._newest:
+            self._newest.stop()
+
+    def is_alive(self) -> bool:
+        """Returns whether the threads run."""
+        return self._objects.are_alive()
+
+    def reconnect(self) -> None:
+        """Opens the watches again."""
+        self._objects.reconnect()
+
+    def _schedule(self) -> None:
+        """Schedules a turn: one for all events that have arrived."""
+        self._oldest_s = self._oldest_s or now()
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_at(now(), self._turn)
+
+    def _on_request(self, request: Request) -> None:
+        self._local.read(request.record)  # the event of the directory may come later
+        pod = self._local.by_name.get(request.record)
+        if self._newest and pod:
+            self._newest.ask(
+                pod.namespace, lambda revision: self._inbox.put(partial(self._on_newest, request, revision))
+            )
+        self._schedule()
+
+    def _on_newest(self, request: Request, revision: int) -> None:
+        request.revision = revision
+        self._schedule()
+
+    def _turn(self) -> None:
+        self._is_scheduled = False
+        if self._objects.are_synced and self._filter and not self._obstacle:
+            try:
+                self._file.write(self._selection.policies)
+                self._local.read_changes()
+                self._apply(self._filter)
+            except (KernelError, OSError) as error:
+                self._fail(str(error))
+                return
+            self._failure, self._oldest_s = "", 0.0
+            self._answer()
+            self._count()
+        self._report_problems()
+
+    def _apply(self, policy_filter: PolicyFilter, *, is_whole: bool = False) -> int:
+        """Makes the filter follow the selection; returns the number of changes if the whole filter was compared."""
+        self._take_records()
+        table, changes = self._plan.update()
+        if table is self._table and not changes and self._is_applied and not is_whole:
+            return 0
+        number, self._is_applied = 0, False
+        with self._local.locked() as is_same:
+            if not is_same:  # DEL came in between
+                self._take_records()
+                table, _ = self._plan.update()
+            if is_same and not is_whole:
+                policy_filter.apply(table, changes)
+            else:
+                number = policy_filter.compare(table)
+        self._table, self._is_applied = table, True
+        return number
+
+    def _take_records(self) -> None:
+        has_changed = False
+        for name, pod in self._local.take_changes():
+            has_changed = True
+            if pod:
+                self._selection.set_local(name, pod)
+            else:
+                self._selection.remove_local(name)
+        if has_changed:
+            self._check_bridge()
+
+    def _fail(self, problem: str) -> None:
+        self._failure = problem
+        self._report_problems()
+        self._loop.call_at(now() + _RETRY_S, self._schedule)
+
+    def _answer(self) -> None:
+        """Answers the ADDs whose pods are in the filter with the policies that they need."""
+        must_poll = False
+        for request in self._gate.waiting():
+            pod = self._local.by_name.get(request.record)
+            is_decided = pod and (
+                self._selection.is_known(request.record) or pod.namespace not in self._selection.policies
+            )
+            if self._newest and request.revision != 0:
+                must_poll |= not self._reaches(request)
+            elif is_decided:
+                self._gate.answer(request, self._file.generation)
+        if must_poll:
+            self._loop.call_at(now() + _POLL_S, self._schedule)
+
+    def _reaches(self, request: Request) -> bool:
+        """Returns whether the watch of policies is not behind a request; its events may still be in the inbox."""
+        if request.revision is None:
+            return True
+        if self._objects.policies_revision < request.revision:
+            return False
+        request.revision = 0
+        self._inbox.put(self._schedule)
+        return True
+
+    def _count(self) -> None:
+        self._metrics.policies.set(sum(map(len, self._selection.policies.values())))
+        self._metrics.pods.set(sum(1 for local in self._selection.local_pods() if local.policies))
+
+    def _check(self) -> None:
+        """Looks for what excludes or prevents the enforcement, and reads the counters."""
+        self._loop.call_at(now() + _CHECK_S, self._check)
+        before = self._obstacle
+        try:
+            with nft.open_socket() as socket:
+                self._obstacle = preconditions.find_engine(socket)
+            self._filter = self._filter or PolicyFilter()
+            self._read_drops(self._filter)
+        except KernelError as error:
+            self._failure = str(error)
+        if (before and not self._obstacle) or self._failure:
+            self._schedule()
+        self._check_bridge()
+        self._report_problems()
+
+    def _read_drops(self, policy_filter: PolicyFilter) -> None:
+        before, self._drops = self._drops, policy_filter.drops() if self._is_applied else {}
+        for chain, packets in self._drops.items():
+            content = self._table.chains.get(chain)
+            if content and (added := packets - before.get(chain, 0)) > 0:
+                direction, _, rest = content.comment.partition(" of ")
+                namespace, _, policies = rest.partition(": ")
+                self._metrics.dropped.labels(namespace, direction, policies).inc(added)
+
+    def _report_problems(self) -> None:
+        starting = "" if self._is_applied or self._obstacle else "starting"
+        self._report(joined([self._obstacle, self._failure, self._bridge, *self._objects.problems()]) or starting)
+
+    def _check_bridge(self) -> None:
+        self._bridge = preconditions.find_unfiltered_bridge(self._local.by_name.values())
+
+    def _compare(self) -> None:
+        self._loop.call_at(now() + _COMPARE_S, self._compare)
+        if not (self._is_applied and self._filter) or self._obstacle:
+            return
+        self._local.read_all()
+        try:
+            number = self._apply(self._filter, is_whole=True)
+        except KernelError as error:
+            self._fail(str(error))
+            return
+        if number:
+            self._log.write("warning", "the packet filter of network policies was changed by another program: repaired")
+
+
+def remove() -> None:
+    """Deletes the packet filter, and the files that make ADD wait for the agent; raises KernelError, OSError."""
+    for path in (table.NAMESPACES_FILE, table.GATE_SOCKET):
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+    with suppress(nft.UnavailableError):
+        policy_filter = PolicyFilter()
+        policy_filter.remove()
+        policy_filter.close()
