@@ -82,6 +82,7 @@ MODES = {
     "iptables": Mode(change=_backend("iptables")),
     "nftables": Mode(change=_backend("nftables")),
     "ptp": Mode(change=_ptp),
+    "policy": Mode(families=_BOTH, links=_TWO_LINKS, directory=manifests.NETWORK_POLICY),
     # Namespaces have neither a product UUID nor a permanent MAC address.
     "pools": Mode(families=_BOTH, directory=manifests.POOLS_STICKY, agent=("--machine", "$(NODE_NAME)")),
 }

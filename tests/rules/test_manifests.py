@@ -10,12 +10,22 @@ from agent.pools.space import parse_space
 from agent.settings import parse
 from tests.support import manifests
 from tests.support.binaries import ROOT
-from tests.support.manifests import DEPLOY, DHCP, INSTALL, POOLS, POOLS_INSTALL, POOLS_POLICY, POOLS_STICKY, UNINSTALL
+from tests.support.manifests import (
+    DEPLOY,
+    DHCP,
+    INSTALL,
+    NETWORK_POLICY,
+    POOLS,
+    POOLS_INSTALL,
+    POOLS_POLICY,
+    POOLS_STICKY,
+    UNINSTALL,
+)
 
 # The validator's oldest and newest versions, and two between them.
 VERSIONS = ("1.25", "1.29", "1.33", "1.37")
 AGENT = ["Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet", "ConfigMap"]
-DIRECTORIES = (INSTALL, UNINSTALL, DHCP, POOLS, POOLS_INSTALL, POOLS_POLICY, POOLS_STICKY)
+DIRECTORIES = (INSTALL, UNINSTALL, DHCP, POOLS, POOLS_INSTALL, POOLS_POLICY, POOLS_STICKY, NETWORK_POLICY)
 KINDS = {
     INSTALL: AGENT,
     UNINSTALL: AGENT,
@@ -69,6 +79,17 @@ def bridge_of(directory):
     """Returns the plugin bridge in the network of a directory."""
     (network,) = (one for one in manifests.render(directory) if one["kind"] == "ConfigMap")
     return json.loads(network["data"]["10-podwire.conflist"])["plugins"][0]
+
+
+def test_the_daemon_set_with_network_policies():
+    """With policies the agent gets the option and reads three more kinds; the network's bridge gets the key."""
+    (agent,), (plain,) = (manifests.pod(directory)["containers"] for directory in (NETWORK_POLICY, INSTALL))
+    assert agent == {**plain, "args": [*plain["args"], "--network-policy"]}
+    assert parse(agent["args"], {"NODE_NAME": "worker-1"}).network_policy == "on"
+    assert bridge_of(NETWORK_POLICY) == {**bridge_of(INSTALL), "networkPolicy": True}
+    kinds = ("pods", "namespaces", "networkpolicies")
+    read = {f"{verb} {kind}" for kind in kinds for verb in ("get", "list", "watch")}
+    assert manifests.rights(NETWORK_POLICY) == manifests.rights(INSTALL) | read
 
 
 def test_rights_to_pools():

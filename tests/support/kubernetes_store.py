@@ -8,7 +8,9 @@ from typing import Any
 
 Document = dict[str, Any]
 NODES, EVENTS = "/api/v1/nodes", "/api/v1/namespaces/default/events"
-PODS = "/api/v1/pods"  # of all namespaces: the objects' paths are here NAMESPACE.NAME below it
+# Of all namespaces: the objects' paths are here NAMESPACE.NAME below these.
+PODS, POLICIES = "/api/v1/pods", "/apis/networking.k8s.io/v1/networkpolicies"
+NAMESPACES = "/api/v1/namespaces"
 BLOCKS = "/apis/podwire.example/v1/blocks"
 POOLS = {
     f"/apis/podwire.io/v1/ip{kind.lower()}s": ("podwire.io/v1", f"IP{kind}") for kind in ("Space", "Block", "Node")
@@ -17,6 +19,8 @@ COLLECTIONS = {
     NODES: ("v1", "Node"),
     EVENTS: ("v1", "Event"),
     PODS: ("v1", "Pod"),
+    NAMESPACES: ("v1", "Namespace"),
+    POLICIES: ("networking.k8s.io/v1", "NetworkPolicy"),
     BLOCKS: ("podwire.example/v1", "Block"),
     **POOLS,
 }
@@ -151,6 +155,8 @@ class Store:
         field, _, value = query.get("fieldSelector", "").partition("=")
         if field == "spec.nodeName":
             return bool(document.get("spec", {}).get("nodeName") == value)
+        if field == "metadata.namespace":
+            return bool(document["metadata"].get("namespace") == value)
         return value in ("", path.rpartition("/")[2])
 
     @staticmethod

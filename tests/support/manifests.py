@@ -14,7 +14,7 @@ from tests.support.binaries import ROOT
 DEPLOY = ROOT / "deploy"
 INSTALL, UNINSTALL, DHCP = DEPLOY / "install", DEPLOY / "uninstall", DEPLOY / "dhcp"
 POOLS, POOLS_POLICY, POOLS_INSTALL = DEPLOY / "pools", DEPLOY / "pools-policy", DEPLOY / "pools-install"
-POOLS_STICKY = DEPLOY / "pools-sticky"
+POOLS_STICKY, NETWORK_POLICY = DEPLOY / "pools-sticky", DEPLOY / "network-policy"
 # Objects without a namespace.
 _CLUSTER = ("Namespace", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition")
 _KNOWN = {"apiVersion", "kind", "namespace", "resources", "images", "configMapGenerator", "patches"}
