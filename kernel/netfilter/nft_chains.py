@@ -31,11 +31,10 @@ def list_chains(socket: NftSocket, body_filter: Callable[[bytes], object] | None
         ignore=nft.ABSENT_ERRNOS,
         body_filter=body_filter,
     )
-    return [parse_chain(message) for message in socket.dump(request)]
+    return [_chain(message) for message in socket.dump(request)]
 
 
-def parse_chain(message: ChainMessage) -> Chain:
-    """Returns the chain in a message."""
+def _chain(message: ChainMessage) -> Chain:
     get = message.get_attr
     hook = get("NFTA_CHAIN_HOOK")
     return Chain(

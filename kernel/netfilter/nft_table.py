@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kernel.codec_netfilter import ChainMessage, RuleMessage, SetMessage, TableMessage
+from kernel.codec_netfilter import RuleMessage, SetMessage, TableMessage
 from kernel.netfilter import nft_chains
 from kernel.netfilter.nft import ABSENT_ERRNOS, Chain, NftSocket, Table
 from kernel.netfilter.nft_set import Signature
@@ -15,7 +15,7 @@ from kernel.rtnl import NLM_F_DUMP, Request
 from kernel.wire import Attributes
 
 # linux/netfilter/nf_tables.h: NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_*
-_DELTABLE, _GETCHAIN, _GETRULE, _GETSET = 0xA02, 0xA04, 0xA07, 0xA0A
+_DELTABLE, _GETRULE, _GETSET = 0xA02, 0xA07, 0xA0A
 _ANONYMOUS = 1  # NFT_SET_ANONYMOUS
 
 
@@ -39,7 +39,8 @@ def read_table(socket: NftSocket, table: Table) -> TableContent:
 
     The caller checks the ruleset's generation: another process may change the table between the parts.
     """
-    chains = _dump(socket, ChainMessage, _GETCHAIN, table, [])
+    name = table.name.encode() + b"\0"
+    chains = nft_chains.list_chains(socket, lambda message: name in message)
     rules: dict[str, list[bytes]] = {}
     for message in _dump(socket, RuleMessage, _GETRULE, table, [("NFTA_RULE_TABLE", table.name)]):
         if message.get_attr("NFTA_RULE_TABLE") == table.name:  # kernels before 4.12 send the rules of all tables
@@ -48,11 +49,7 @@ def read_table(socket: NftSocket, table: Table) -> TableContent:
             )
     sets = _dump(socket, SetMessage, _GETSET, table, [("NFTA_SET_TABLE", table.name)])
     return TableContent(
-        {
-            chain.name: chain
-            for chain in map(nft_chains.parse_chain, chains)
-            if (chain.table.family, chain.table.name) == (table.family, table.name)
-        },
+        {chain.name: chain for chain in chains if (chain.table.family, chain.table.name) == (table.family, table.name)},
         rules,
         {
             message.get_attr("NFTA_SET_NAME") or "": Signature.parse(message)
@@ -64,18 +61,6 @@ def read_table(socket: NftSocket, table: Table) -> TableContent:
 
 def _dump(
     socket: NftSocket, kind: type[object], number: int, table: Table, attributes: Attributes
-) -> list[ChainMessage]:
-    name = table.name.encode() + b"\0"
+) -> list[RuleMessage]:
     values = {"family": table.family}
-    return socket.dump(
-        Request(
-            f"list table {table.name}",
-            kind,
-            number,
-            NLM_F_DUMP,
-            values,
-            attributes,
-            ABSENT_ERRNOS,
-            body_filter=lambda message: name in message,
-        )
-    )
+    return socket.dump(Request(f"list table {table.name}", kind, number, NLM_F_DUMP, values, attributes, ABSENT_ERRNOS))
