@@ -95,8 +95,6 @@ def pods_by_address(pods: Iterable[Pod]) -> dict[Address, Pod]:
 
 def decide(cluster: Cluster, connection: Connection) -> Decision:
     """Returns whether both ends allow a connection: the decision of an end that denies it, or of one with policies."""
-    if connection.source == connection.destination:
-        return Decision(True, connection, exemption="a pod always reaches itself")
     egress, ingress = (decide_direction(cluster, connection, direction) for direction in (EGRESS, INGRESS))
     if not egress.allowed:
         return egress
@@ -111,6 +109,8 @@ def decide_direction(cluster: Cluster, connection: Connection, direction: str) -
     pod = cluster.pods.get(address)
     if pod is None:
         return Decision(True, connection, direction)
+    if peer == address:
+        return Decision(True, connection, direction, exemption="a pod always reaches itself")
     if peer in cluster.nodes.get(pod.node, ()):
         return Decision(True, connection, direction, exemption="a pod always reaches its node, and its node the pod")
     policies = tuple(policy for policy in cluster.policies if isolates(policy, pod, direction))

@@ -55,7 +55,9 @@ class PeerSet:
 
     def selects(self, pod: Pod, namespaces: Mapping[str, Namespace]) -> bool:
         """Returns whether the peer selects a pod."""
-        return self.key.peer == EVERY_POD or selects(self.key.peer, pod, namespaces)
+        if self.key.peer == EVERY_POD:
+            return pod.can_have_policies
+        return selects(self.key.peer, pod, namespaces)
 
     def elements_of(self, address: Address, pod: Pod) -> Iterator[Element]:
         """Yields the elements of a pod that is selected."""
@@ -79,18 +81,18 @@ class PeerSet:
 
 
 class PeerSets:
-    """All sets in use. `namespaces` is the caller's mapping, which it changes; `members` lists the pods for a new set.
+    """All sets in use, from the caller's mappings, which it changes: namespaces, and the pods that have addresses.
 
-    `members` yields addresses, each with its pod, of one namespace or, for "", of all; at least those whose labels the
-    selector matches.
+    `members` yields those of the latter in one namespace that a selector matches, at least, and some of them twice.
     """
 
     def __init__(
         self,
         namespaces: Mapping[str, Namespace],
+        owners: Mapping[Address, Pod],
         members: Callable[[str, Selector], Iterable[tuple[Address, Pod]]],
     ) -> None:
-        self._namespaces, self._members = namespaces, members
+        self._namespaces, self._owners, self._members = namespaces, owners, members
         self._sets: dict[SetKey, PeerSet] = {}
         self._uses: Counter[SetKey] = Counter()
         self._index: dict[_Anchor, list[PeerSet]] = {}
@@ -140,7 +142,7 @@ class PeerSets:
 
     def move(self, address: Address, old: Pod | None, new: Pod | None) -> None:
         """Changes the sets for an address that had the pod `old` and has `new`."""
-        if old and new and (old.namespace, old.labels, old.ports) == (new.namespace, new.labels, new.ports):
+        if old and new and _decisive(old) == _decisive(new):
             return
         before, after = (set(self._places(address, pod)) for pod in (old, new))
         for peer_set, element in before - after:
@@ -174,16 +176,26 @@ class PeerSets:
                 del self._index[anchor]
 
     def _fill(self, peer_set: PeerSet) -> None:
-        peer = peer_set.key.peer
-        for address, pod in self._members(peer.namespace, peer.pods):
-            if peer_set.selects(pod, self._namespaces):
+        """Adds the elements of a new set: namespace by namespace, or, if most are selected, from all pods."""
+        peer, namespaces = peer_set.key.peer, self._namespaces
+        names = {peer.namespace}
+        if peer.namespaces is not None:
+            names = {name for name, each in namespaces.items() if peer.namespaces.matches(each.labels)}
+        is_every = peer == EVERY_POD
+        if is_every or 2 * len(names) > len(namespaces):
+            pods: Iterable[tuple[Address, Pod]] = self._owners.items()
+        else:
+            pods = (member for name in names for member in self._members(name, peer.pods))
+        for address, pod in pods:
+            if (is_every or pod.namespace in names) and peer.pods.matches(pod.labels) and pod.can_have_policies:
                 peer_set.elements[address.version].update(peer_set.elements_of(address, pod))
 
     def _set_namespace(self, peer_set: PeerSet, name: str, *, is_added: bool) -> None:
         change = peer_set.add if is_added else peer_set.remove
         selector = peer_set.key.peer.pods
-        for address, pod in self._members(name, selector):
-            if selector.matches(pod.labels):
+        members = dict(self._members(name, selector))
+        for address, pod in members.items():
+            if pod.can_have_policies and selector.matches(pod.labels):
                 for element in peer_set.elements_of(address, pod):
                     change(address.version, element)
 
@@ -201,6 +213,10 @@ class PeerSets:
                     if peer_set.selects(pod, self._namespaces):
                         for element in peer_set.elements_of(address, pod):
                             yield peer_set, element
+
+
+def _decisive(pod: Pod) -> tuple[object, ...]:
+    return pod.namespace, pod.labels, pod.ports, pod.can_have_policies
 
 
 def _anchors(peer: PodPeer) -> list[_Anchor]:

@@ -58,8 +58,10 @@ class _Chain:
         self.peer_sets: dict[str, tuple[SetKey, int]] = {}
         self.constants: dict[str, frozenset[Element]] = {}
         rules = [each for policy in group.policies for each in policy.rules(group.direction) or ()]
-        filter_rules = dict.fromkeys(each for rule in rules for each in self._filter_rules(rule))
-        self.content = ChainContent(group.comment(), tuple(filter_rules))
+        filter_rules = tuple(dict.fromkeys(each for rule in rules for each in self._filter_rules(rule)))
+        self.content = ChainContent(group.comment(), filter_rules)
+        port_sets = {rule.port_set for rule in filter_rules}  # no rule has those of ports whose peers are no address
+        self.constants = {name: each for name, each in self.constants.items() if name[0] != "t" or name in port_sets}
 
     def _filter_rules(self, rule: Rule) -> Iterator[FilterRule]:
         port_rules = list(self._port_rules(rule.ports))

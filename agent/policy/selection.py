@@ -12,37 +12,18 @@ Not safe for threads: the agent's main thread uses it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from agent.policy.evaluator import Cluster
 from agent.policy.filter_table import SetChange
 from agent.policy.objects import EGRESS, INGRESS, Namespace, Pod, Policy
 from agent.policy.peer_sets import PeerSets, SetKey, set_keys
 from agent.policy.selector import Selector
+from attachment.policy.records import PodRecord
 from cni.address import Address
 
 _RECORDED = 1 << 62  # the precedence of a pod with a record: no other pod can have its addresses
 PodName = tuple[str, str]  # namespace and name; also of a policy
-
-
-class Record(Protocol):
-    """What a record says of a pod on this node; `uid` is "" if the runtime does not pass it."""
-
-    @property
-    def namespace(self) -> str:
-        """Returns the pod's namespace."""
-
-    @property
-    def name(self) -> str:
-        """Returns the pod's name."""
-
-    @property
-    def uid(self) -> str:
-        """Returns the pod's UID."""
-
-    @property
-    def addresses(self) -> tuple[Address, ...]:
-        """Returns the addresses of the attachment."""
 
 
 class LocalPod:
@@ -77,7 +58,7 @@ class Selection:
     def __init__(self) -> None:
         self.namespaces: dict[str, Namespace] = {}
         self.policies: dict[str, dict[str, Policy]] = {}  # by namespace and name
-        self.owners: dict[Address, Pod] = {}  # the pod that has an address; of a pod with a record the record's ones
+        self.owners: dict[Address, Pod] = {}  # the pod that has an address, a finished one only if it has a record
         self._rivals: dict[Address, list[Pod]] = {}  # all pods that say they have an address, if they are several
         self._pods: dict[str, dict[str, Pod]] = {}  # by namespace and name
         self._local: dict[PodName, list[LocalPod]] = {}  # several have one name if the uid differs
@@ -85,7 +66,7 @@ class Selection:
         self._retired: set[str] = set()  # uids of pods without record again: status.podIPs still has their addresses
         self._uses: dict[PodName, _Use] = {}
         self._is_changed = False
-        self.peer_sets = PeerSets(self.namespaces, self._members)
+        self.peer_sets = PeerSets(self.namespaces, self.owners, self._members)
 
     # ---- events
 
@@ -119,9 +100,9 @@ class Selection:
         if name in self.policies.get(namespace, {}):
             self._set_policy((namespace, name), None)
 
-    def set_local(self, record_name: str, record: Record) -> None:
+    def set_local(self, record_name: str, record: PodRecord) -> None:
         """Takes in the record of a pod on this node, which is new or may have changed."""
-        name = (record.namespace, record.name)
+        name = (record.namespace, record.pod)
         known = self._records.get(record_name)
         if known is not None and (known.namespace, known.name, known.uid) != (*name, record.uid):
             self.remove_local(record_name)
@@ -133,11 +114,11 @@ class Selection:
             pods.append(local)
         local.records[record_name] = record.addresses
         self._records[record_name] = local
-        pod = self._pods.get(record.namespace, {}).get(record.name)
+        pod = self._pods.get(record.namespace, {}).get(record.pod)
         if pod is not None and local.has_uid(pod.uid):
             local.pod = pod
-        self._select(local)
         self._change_owners(before, self._holders(name))
+        self._select(local)
 
     def remove_local(self, record_name: str) -> None:
         """Removes a record: the pod's addresses leave all sets, whatever its object says; others may have them."""
@@ -154,8 +135,8 @@ class Selection:
             pod = self._pods.get(local.namespace, {}).get(local.name)
             if pod is not None and local.has_uid(pod.uid):
                 self._retired.add(pod.uid)
-        self._select(local)
         self._change_owners(before, self._holders(name))
+        self._select(local)
 
     # ---- answers
 
@@ -182,7 +163,8 @@ class Selection:
     def cluster(self, nodes: Mapping[str, frozenset[Address]]) -> Cluster:
         """Returns all of it for the evaluator."""
         policies = [policy for policies in self.policies.values() for policy in policies.values()]
-        return Cluster(self.owners, self.namespaces, policies, nodes)
+        pods = {address: pod for address, pod in self.owners.items() if pod.can_have_policies}
+        return Cluster(pods, self.namespaces, policies, nodes)
 
     def take_changes(self) -> tuple[bool, dict[tuple[SetKey, int], SetChange]]:
         """Returns whether pods of this node, their records or their policies changed, and the changes of the sets.
@@ -204,21 +186,25 @@ class Selection:
             del self._pods[name[0]]
         if old is not None and (pod is None or pod.uid != old.uid):
             self._retired.discard(old.uid)
-        for local in self._local.get(name, ()):
-            if pod is not None and local.has_uid(pod.uid):
-                local.pod = pod
-                self._select(local)
+        local_pods = [each for each in self._local.get(name, ()) if pod is not None and each.has_uid(pod.uid)]
+        for local in local_pods:
+            local.pod = pod
         self._change_owners(before, self._holders(name))
+        for local in local_pods:  # the owners come first: new sets are filled from them
+            self._select(local)
 
     def _holders(self, name: PodName) -> list[Pod]:
-        """Returns the pods of a name with their addresses: those of the records, else those of the object's status."""
+        """Returns the pods of a name with their addresses: those of the records, else those of the object's status.
+
+        The addresses of a record belong to its pod also if that is not known, or finished: they are in no set then.
+        """
         pod = self._pods.get(name[0], {}).get(name[1])
-        pods = [pod] if pod is not None and pod.uid not in self._retired else []
+        pods = [pod] if pod is not None and pod.uid not in self._retired and pod.can_have_policies else []
         for local in self._local.get(name, ()):
-            if local.pod is not None:
-                pods = [each for each in pods if each.uid != local.pod.uid]
-                pods.append(local.pod._replace(addresses=local.addresses, precedence=_RECORDED))
-        return [each for each in pods if each.can_have_policies]
+            known = local.pod or Pod(local.namespace, local.name, local.uid, {}, is_finished=True)
+            pods = [each for each in pods if each.uid != known.uid]
+            pods.append(known._replace(addresses=local.addresses, precedence=_RECORDED))
+        return pods
 
     def _change_owners(self, before: list[Pod], after: list[Pod]) -> None:
         for address in dict.fromkeys(address for pod in (*before, *after) for address in pod.addresses):
@@ -235,14 +221,13 @@ class Selection:
             self.peer_sets.move(address, old, new)
 
     def _members(self, namespace: str, selector: Selector) -> Iterator[tuple[Address, Pod]]:
-        """Yields the owners of addresses in a namespace, or in all for "": those that the selector matches."""
-        for name in [namespace] if namespace else list(self._pods.keys() | {name for name, _ in self._local}):
-            for pod in self._pods.get(name, {}).values():
-                if selector.matches(pod.labels):
-                    yield from self._owned(pod.addresses, name)
+        """Yields the owners of addresses in a namespace, at least those that the selector matches."""
+        for pod in self._pods.get(namespace, {}).values():
+            if selector.matches(pod.labels):
+                yield from self._owned(pod.addresses, namespace)
         for local in self.local_pods():
-            if namespace in ("", local.namespace) and local.pod and selector.matches(local.pod.labels):
-                yield from self._owned(local.addresses, local.namespace)
+            if local.namespace == namespace and local.pod and selector.matches(local.pod.labels):
+                yield from self._owned(local.addresses, namespace)
 
     def _owned(self, addresses: Iterable[Address], namespace: str) -> Iterator[tuple[Address, Pod]]:
         for address in addresses:

@@ -1,0 +1,258 @@
+"""A random cluster as the API's documents, the events of one of its nodes, and an interpreter of the node's filter.
+
+The world computes by itself what the cluster is after each event, so that the evaluator's answer does not depend on the
+selection. Names, labels and addresses are few: selectors match, and pods get each other's addresses.
+"""
+
+from ipaddress import ip_address
+from typing import Any
+
+from agent.policy.evaluator import Cluster, Connection, pods_by_address
+from agent.policy.filter_table import EMPTY
+from agent.policy.objects import parse_namespace, parse_pod, parse_policy
+from agent.policy.plan import Plan
+from agent.policy.selection import Selection
+from attachment.policy.records import PodRecord
+
+NODE = "n1"
+NODES = {"n1": frozenset(map(ip_address, ("192.0.2.1", "fd00::1"))), "n2": frozenset({ip_address("192.0.2.2")})}
+OUTSIDE = tuple(map(ip_address, ("198.51.100.7", "203.0.113.1", "2001:db8::1", "192.0.2.1", "192.0.2.2", "fd00::1")))
+NAMESPACES = ("shop", "web", "db")
+LOCAL_NAMES = ("p-0", "p-1", "p-2")
+POD_NAMES = (*LOCAL_NAMES, "p-3", "p-4")
+PROTOCOLS = ("TCP", "UDP", "SCTP")
+PORT_NAMES = ("http", "dns")
+PORTS = (53, 80, 81, 443)
+LABELS = {"app": ("a", "b", "c"), "tier": ("x", "y"), "env": ("",)}
+ADDRESSES = [(f"10.0.0.{n}", f"fd00:1::{n}") for n in range(1, 13)]
+BLOCKS = ("10.0.0.0/28", "10.0.0.4/30", "10.0.0.6/32", "0.0.0.0/0", "198.51.100.0/24", "fd00:1::/125", "::/0")
+
+
+def record_of(namespace, name, uid, addresses, container="c"):
+    """Returns the record of a pod on this node."""
+    return PodRecord("boot", namespace, name, uid, "net", container, "eth0", "veth0", "", tuple(addresses), "bridge")
+
+
+class Documents:
+    """Creates random documents of the API."""
+
+    def __init__(self, random):
+        self.random = random
+
+    def is_one_of(self, number):
+        return not self.random.randrange(number)
+
+    def labels(self):
+        return {key: self.random.choice(values) for key, values in LABELS.items() if not self.is_one_of(3)}
+
+    def namespace(self, name):
+        return {"metadata": {"name": name, "labels": self.labels()}}
+
+    def pod(self, namespace, name, uid):
+        random = self.random
+        addresses = random.choice(ADDRESSES)[: random.choice((1, 2, 2))]
+        ports = [
+            {"name": random.choice(PORT_NAMES), "containerPort": random.choice(PORTS), "protocol": protocol}
+            for protocol in random.choices(PROTOCOLS, k=random.choice((0, 1, 2)))
+        ]
+        return {
+            "metadata": {"namespace": namespace, "name": name, "uid": uid, "labels": self.labels()}
+            | {"creationTimestamp": f"2026-11-29T00:00:{random.randrange(60):02}Z"}
+            | ({"deletionTimestamp": "2026-11-29T01:00:00Z"} if self.is_one_of(8) else {}),
+            "spec": {"nodeName": NODE if name in LOCAL_NAMES else "n2", "hostNetwork": self.is_one_of(9)}
+            | {"containers": [{"ports": ports[:1]}, {"ports": ports[1:]}]},
+            "status": {"podIP": addresses[0], "podIPs": [{"ip": address} for address in addresses]}
+            | {"phase": random.choice(("Pending", "Running", "Running", "Running", "Running", "Succeeded"))},
+        }
+
+    def selector(self):
+        random = self.random
+        expressions: list[Any] = []
+        for _ in range(random.choice((0, 0, 0, 1, 1, 2))):
+            key = random.choice(tuple(LABELS))
+            operator = random.choice(("In", "NotIn", "Exists", "DoesNotExist"))
+            expressions.append({"key": key, "operator": operator})
+            if operator in ("In", "NotIn"):
+                expressions[-1]["values"] = random.sample(LABELS[key], random.randint(1, len(LABELS[key])))
+        labels = sorted(self.labels().items())[: random.choice((0, 1))]
+        return {"matchLabels": dict(labels), "matchExpressions": expressions}
+
+    def port(self):
+        random = self.random
+        port = {"protocol": random.choice(PROTOCOLS), "port": random.choice((*PORTS, *PORT_NAMES, None))}
+        if isinstance(port["port"], int) and self.is_one_of(3):
+            port["endPort"] = port["port"] + random.choice((0, 1, 400))
+        return port
+
+    def peer(self):
+        random = self.random
+        if self.is_one_of(3):
+            block = {"cidr": random.choice(BLOCKS), "except": random.sample(BLOCKS, random.choice((0, 0, 1, 2)))}
+            return {"ipBlock": block}
+        peer = {key: self.selector() for key in ("podSelector", "namespaceSelector") if self.is_one_of(2)}
+        return peer or {"podSelector": {}}
+
+    def rules(self, peers_key):
+        number = self.random.choice((0, 1, 1, 2, 3))
+        rules = [
+            {
+                peers_key: [self.peer() for _ in range(self.random.choice((0, 1, 1, 2)))],
+                "ports": [self.port() for _ in range(self.random.choice((0, 0, 0, 1, 3)))],
+            }
+            for _ in range(number)
+        ]
+        return [{key: value for key, value in rule.items() if value or self.is_one_of(2)} for rule in rules]
+
+    def policy(self, namespace, name):
+        types = self.random.choice((["Ingress"], ["Egress"], ["Ingress", "Egress"], []))
+        spec: dict[str, Any] = {"podSelector": self.selector(), "policyTypes": types}
+        for key, peers_key in (("ingress", "from"), ("egress", "to")):
+            if not self.is_one_of(5):
+                spec[key] = self.rules(peers_key)
+        return {"metadata": {"namespace": namespace, "name": name}, "spec": spec}
+
+
+class World:
+    """A cluster that changes at random, with the selection and the plan of one node, which get its events."""
+
+    def __init__(self, random):
+        self.random, self.documents = random, Documents(random)
+        self.selection = Selection()
+        self.plan = Plan(self.selection)
+        self.table = EMPTY
+        self.kernel: dict[str, set[Any]] = {}  # the sets, only by the differences that the plan reports
+        self.pods, self.namespaces, self.policies, self.records = {}, {}, {}, {}
+        self.last_pods = {}  # by record: the object that the pod has or had
+        self.retired = set()
+        self.uids = 0
+
+    def change(self):
+        """Makes a random event."""
+        random = self.random
+        kinds = (self.change_pod, self.change_pod, self.change_record, self.change_policy, self.change_namespace)
+        random.choice(kinds)(random.choice(NAMESPACES))
+
+    def change_namespace(self, name):
+        if name in self.namespaces and self.documents.is_one_of(4):
+            del self.namespaces[name]
+            self.selection.remove_namespace(name)
+        else:
+            self.namespaces[name] = parse_namespace(self.documents.namespace(name))
+            self.selection.set_namespace(self.namespaces[name])
+
+    def change_policy(self, namespace):
+        name = self.random.choice(("one", "two", "three"))
+        if (namespace, name) in self.policies and self.documents.is_one_of(3):
+            del self.policies[namespace, name]
+            self.selection.remove_policy(namespace, name)
+        else:
+            policy = self.policies[namespace, name] = parse_policy(self.documents.policy(namespace, name))
+            self.selection.set_policy(policy)
+
+    def change_pod(self, namespace):
+        key = (namespace, self.random.choice(POD_NAMES))
+        old = self.pods.get(key)
+        if old and self.documents.is_one_of(4):
+            del self.pods[key]
+            self.retired.discard(old.uid)
+            self.selection.remove_pod(*key, old.uid)
+            return
+        uid = old.uid if old and not self.documents.is_one_of(4) else f"u{self.uids + 1}"
+        self.uids += 1
+        pod = parse_pod(self.documents.pod(*key, uid))
+        self.pods[key] = pod
+        if old is not None and old.uid != pod.uid:
+            self.retired.discard(old.uid)
+        self.selection.set_pod(pod)
+        for name, record in self.records.items():
+            if (record.namespace, record.pod) == key and record.uid in ("", pod.uid):
+                self.last_pods[name] = pod
+
+    def change_record(self, namespace):
+        random = self.random
+        if self.records and self.documents.is_one_of(3):
+            self.remove_record(random.choice(sorted(self.records)))
+            return
+        free = sorted({*ADDRESSES} - {tuple(map(str, record.addresses)) for record in self.records.values()})
+        name = random.choice(LOCAL_NAMES)
+        pod = self.pods.get((namespace, name))
+        uid = random.choice((pod.uid, pod.uid, pod.uid, "", "later")) if pod else random.choice(("later", ""))
+        record = record_of(namespace, name, uid, map(ip_address, random.choice(free)), f"c{namespace}{name}")
+        if any((each.namespace, each.pod) == (namespace, name) for each in self.records.values()):
+            return
+        self.records[record.file_name] = record
+        self.last_pods[record.file_name] = pod if pod and uid in ("", pod.uid) else None
+        self.selection.set_local(record.file_name, record)
+
+    def remove_record(self, name):
+        record = self.records.pop(name)
+        self.last_pods.pop(name)
+        pod = self.pods.get((record.namespace, record.pod))
+        if pod is not None and record.uid in ("", pod.uid):
+            self.retired.add(pod.uid)
+        self.selection.remove_local(name)
+
+    def update(self):
+        """Computes the table, and the kernel's sets by its differences."""
+        before = self.table
+        self.table, changes = self.plan.update()
+        for name, elements in self.table.sets.items():
+            if before.sets.get(name) is not elements:
+                self.kernel[name] = set(elements)
+            elif name in changes:
+                self.kernel[name] = (self.kernel[name] - set(changes[name].removed)) | set(changes[name].added)
+        for name in self.kernel.keys() - self.table.sets.keys():
+            del self.kernel[name]
+
+    def cluster(self):
+        """Returns the cluster for the evaluator, from the objects and records."""
+        recorded = {address for record in self.records.values() for address in record.addresses}
+        known = {name: pod for name, pod in self.last_pods.items() if pod is not None}
+        pods = [
+            pod._replace(addresses=tuple(address for address in pod.addresses if address not in recorded))
+            for pod in self.pods.values()
+            if pod.uid not in self.retired and pod.uid not in {each.uid for each in known.values()}
+        ]
+        pods += [pod._replace(addresses=self.records[name].addresses) for name, pod in known.items()]
+        return Cluster(pods_by_address(pods), self.namespaces, tuple(self.policies.values()), NODES)
+
+    def connection(self):
+        """Returns a random connection, one end of which is often a pod of this node."""
+        random = self.random
+        version = random.choice((4, 4, 6))
+        local = [address for record in self.records.values() for address in record.addresses]
+        others = [ip_address(pair[version == 6]) for pair in ADDRESSES] + [*OUTSIDE]
+        ends = [
+            random.choice([address for address in each if address.version == version])
+            for each in (local + others[:1], others)
+        ]
+        random.shuffle(ends)
+        protocol = random.choice(("tcp", "tcp", "udp", "sctp", "icmp"))
+        return Connection(ends[0], ends[1], protocol, 0 if protocol == "icmp" else random.choice((*PORTS, 444, 8080)))
+
+
+def accepts(table, sets, connection, direction):
+    """Returns whether the filter passes a packet in one direction, as the kernel evaluates its chains."""
+    source, destination, protocol, port = connection
+    subject, peer = (source, destination) if direction == "egress" else (destination, source)
+    if source == destination or peer in NODES[NODE]:  # self4; output from a local source, or the hook input
+        return True
+    chain = getattr(table.verdicts[subject], direction) if subject in table.verdicts else ""
+    return not chain or any(matches(rule, sets, peer, protocol, port) for rule in table.chains[chain].rules)
+
+
+def matches(rule, sets, peer, protocol, port):
+    """Returns whether a rule matches a packet."""
+
+    def is_in(name, value):
+        elements = sets[name]
+        return any(first <= value <= last for first, last in elements) if name[0] in "bt" else value in elements
+
+    return (
+        rule.version in (0, peer.version)
+        and (not rule.peer_set or is_in(rule.peer_set, peer))
+        and rule.protocol in ("", protocol)
+        and (rule.ports is None or rule.ports[0] <= port <= rule.ports[1])
+        and (not rule.port_set or is_in(rule.port_set, port))
+        and (not rule.pair_set or is_in(rule.pair_set, (peer, port)))
+    )
