@@ -37,7 +37,7 @@ from kernel.netfilter import nft
 from process.loop import Loop, now
 
 _COMPARE_S = 300.0  # the whole filter: DEL and the agent alone change it, so this is for what others did
-_CHECK_S, _RETRY_S = 30.0, 2.0
+_CHECK_S, _RETRY_S = 10.0, 2.0
 _POLL_S = 0.02  # an event of the policies' watch that changes no policy does not wake the main thread
 
 

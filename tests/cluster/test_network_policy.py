@@ -1,0 +1,278 @@
+"""podwire-agent with --network-policy, the built plugins and real packets, on a node with the API server's double."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.support import manifests
+from tests.support.agent_nodes import ClusterNode, Pod, error_of, pod_args
+from tests.support.cluster_agent import Agent, run_once
+from tests.support.cluster_world import World, world
+from tests.support.kubernetes_store import NAMESPACES, PODS, POLICIES
+from tests.support.machine import eventually
+from tests.support.namespaces import Namespace
+from tests.support.sockets import NO_ANSWER_S, call, open_socket, service
+
+pytestmark = pytest.mark.timeout(1000)
+
+CONF = f"--conf={manifests.NETWORK_POLICY / '10-podwire.conflist'}"
+UDP_PORT = 5000
+DENY = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+FROM_CLIENTS = {
+    "podSelector": {"matchLabels": {"app": "db"}},
+    "ingress": [{"from": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "client"}}}]}],
+}
+
+
+@dataclass
+class Cluster:
+    """One node with an agent, and its pods, which the API server knows before they start."""
+
+    world: World
+    number: int = 1  # of the last address
+    addresses: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def node(self) -> ClusterNode:
+        """The node."""
+        return self.world.nodes[0]
+
+    @property
+    def agent(self) -> Agent:
+        """The node's agent."""
+        return self.world.agents[0]
+
+    def policy(self, namespace: str, name: str, spec: dict[str, Any] | None) -> None:
+        """Creates, changes or (None) deletes a policy."""
+        path = f"{POLICIES}/{namespace}.{name}"
+        if spec is None:
+            self.world.server.store.remove(path)
+        else:
+            metadata = {"namespace": namespace, "name": name}
+            self.world.server.store.put(path, {"metadata": metadata, "spec": spec})
+
+    def schedule(self, namespace: str, name: str, app: str, address: str = "") -> None:
+        """Creates or changes the pod's object."""
+        metadata = {"namespace": namespace, "name": name, "labels": {"app": app}}
+        status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]} if address else {}
+        document = {"metadata": metadata, "spec": {"nodeName": self.node.name}, "status": status}
+        self.world.server.store.put(f"{PODS}/{namespace}.{name}", document)
+
+    def start(self, namespace: str, name: str, app: str, *options: str) -> Pod:
+        """Starts a pod, as kubelet does: its object, its ADD, its status."""
+        self.schedule(namespace, name, app)
+        pod = self.node.add(name, *pod_args(namespace, name), *options)
+        self.schedule(namespace, name, app, pod.addresses[4])
+        return pod
+
+    def stop(self, namespace: str, name: str) -> None:
+        """Deletes a pod."""
+        self.node.delete(name)
+        self.world.server.store.remove(f"{PODS}/{namespace}.{name}")
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """A node whose agent enforces policies, and the namespaces shop and web."""
+    with world(tmp_path, "--network-policy", CONF, count=1, pods=False) as created:
+        for name in ("shop", "web"):
+            created.server.store.put(f"{NAMESPACES}/{name}", {"metadata": {"name": name}})
+        yield Cluster(created)
+
+
+def reaches(source: Pod, target: Pod, version: int = 4) -> bool:
+    """Returns whether a pod reaches another one over TCP."""
+    ip = target.addresses[version]
+    with service(target.namespace, "tcp", ip) as server:
+        return call([server], source.namespace, "tcp", ip, 80, timeout_s=NO_ANSWER_S) is not None
+
+
+def become(expected: bool, source: Pod, target: Pod) -> bool:
+    """Returns whether a pod soon reaches another one, or no longer does."""
+    return eventually(lambda: all(reaches(source, target, version) == expected for version in (4, 6)), within_s=10)
+
+
+@contextlib.contextmanager
+def flood(source: Pod, ip: str) -> Iterator[None]:
+    """Sends datagrams to an address all the time, also while no pod has it."""
+    stopped = threading.Event()
+
+    def run() -> None:
+        with open_socket(source.namespace, "udp", "0.0.0.0") as sender:
+            while not stopped.wait(0.0005):
+                with contextlib.suppress(OSError):
+                    sender.sendto(b"x", (ip, UDP_PORT))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def received(sock: Any) -> int:
+    """Returns the number of datagrams that wait in a socket."""
+    sock.setblocking(False)
+    count = 0
+    with contextlib.suppress(BlockingIOError):
+        while sock.recv(100):
+            count += 1
+    return count
+
+
+def new_namespace(cluster: Cluster, name: str) -> Namespace:
+    """Creates a pod's network namespace before ADD."""
+    cluster.node.run("ip", "netns", "add", name)
+    return Namespace(f"../../proc/{cluster.node.pid}/root/run/netns/{name}")
+
+
+def wait_listed(cluster: Cluster, *names: str) -> None:
+    """Waits until the agent's file lists these namespaces."""
+    text = f'"namespaces":[{",".join(f"{name!r}" for name in names)}]'.replace("'", '"')
+    assert eventually(lambda: text in cluster.node.run("cat", "/run/podwire/policy/namespaces"))
+
+
+@pytest.mark.parametrize("address", ["10.244.1.100"])
+def test_a_pod_is_isolated_from_its_first_packet(cluster, address):
+    """Of datagrams that are sent to a new pod all the time, it gets none that a policy denies, and all allowed ones."""
+    cluster.policy("shop", "default-deny", DENY)
+    cluster.policy("shop", "from-clients", FROM_CLIENTS)
+    wait_listed(cluster, "shop")
+    stranger, client = cluster.start("web", "stranger", "other"), cluster.start("web", "client", "client")
+    for name, sender, is_allowed in (("db-0", stranger, False), ("db-1", client, True)):
+        namespace = new_namespace(cluster, name)
+        with open_socket(namespace, "udp", "0.0.0.0", UDP_PORT) as receiver, flood(sender, address):
+            pod = cluster.start("shop", name, "db", "--args", f"IP={address}")
+            assert pod.addresses[4] == address
+            assert not reaches(stranger, pod)
+            assert reaches(client, pod), "the first connection that a policy allows"
+            assert (received(receiver) > 0) == is_allowed
+        assert not reaches(pod, client), "egress is denied"
+        cluster.stop("shop", name)
+
+
+def test_a_change_of_policies_reaches_running_pods(cluster):
+    """A new, changed or deleted policy, and a changed label, take effect within moments."""
+    stranger, client = cluster.start("web", "stranger", "other"), cluster.start("web", "client", "client")
+    db = cluster.start("shop", "db", "db")
+    assert reaches(stranger, db)
+    cluster.policy("shop", "from-clients", FROM_CLIENTS)
+    assert become(False, stranger, db)
+    assert become(True, client, db)
+    cluster.schedule("web", "stranger", "client", stranger.addresses[4])
+    assert become(True, stranger, db)
+    cluster.policy("shop", "from-clients", {**FROM_CLIENTS, "ingress": []})
+    assert become(False, client, db)
+    assert cluster.agent.metric("podwire_agent_policies") == 1
+    assert cluster.agent.metric("podwire_agent_policy_pods") == 1
+    cluster.policy("shop", "from-clients", None)
+    assert become(True, client, db)
+    assert cluster.agent.metric("podwire_agent_policy_lag_seconds") == 0
+
+
+def test_without_agent_only_pods_without_policies_start(cluster):
+    """Running pods stay as they are; ADD fails in a namespace with policies until an agent runs, and says why."""
+    cluster.policy("shop", "from-clients", FROM_CLIENTS)
+    wait_listed(cluster, "shop")
+    stranger, client, db = (
+        cluster.start(*words) for words in (("web", "a", "other"), ("web", "b", "client"), ("shop", "db", "db"))
+    )
+    cluster.agent.stop(signal.SIGKILL)
+    other = cluster.start("web", "c", "client")
+    assert (reaches(stranger, db), reaches(client, db)) == (False, True)
+    cluster.schedule("shop", "late", "db")
+    error = error_of(cluster.node.try_add("late", *pod_args("shop", "late")))
+    assert error["code"] == 11
+    assert "network policies" in error["msg"]
+    restarted = cluster.world.restart(0)
+    late = cluster.start("shop", "late", "db")
+    restarted.wait_ready()
+    for version in (4, 6):
+        assert [reaches(one, late, version) for one in (stranger, client, other)] == [False, True, True]
+        assert [reaches(one, db, version) for one in (stranger, client, other)] == [False, True, True]
+
+
+def test_the_filter_never_opens_while_an_agent_is_replaced(cluster):
+    """No datagram that a policy denies arrives while the agent is killed and started again."""
+    cluster.policy("shop", "from-clients", FROM_CLIENTS)
+    wait_listed(cluster, "shop")
+    stranger, db = cluster.start("web", "stranger", "other"), cluster.start("shop", "db", "db")
+    with (
+        open_socket(db.namespace, "udp", "0.0.0.0", UDP_PORT) as receiver,
+        flood(stranger, db.addresses[4]),
+    ):
+        for _ in range(3):
+            cluster.agent.stop(signal.SIGKILL)
+            cluster.world.restart(0).wait_ready()
+        assert received(receiver) == 0
+
+
+def test_an_address_is_free_of_policies_with_the_next_pod(cluster):
+    """A pod without policies that gets the address of one with policies is open, and the other way round closed."""
+    cluster.policy("shop", "from-clients", FROM_CLIENTS)
+    wait_listed(cluster, "shop")
+    stranger, address = cluster.start("web", "stranger", "other"), ("--args", "IP=10.244.1.100")
+    for number in range(4):
+        closed = cluster.start("shop", f"db-{number}", "db", *address)
+        assert not reaches(stranger, closed)
+        cluster.node.delete(f"db-{number}")  # its object stays, as that of a finished or a terminating pod
+        opened = cluster.start("web", f"web-{number}", "db", *address)
+        assert reaches(stranger, opened)
+        cluster.node.delete(f"web-{number}")
+
+
+def test_strict_waits_for_policies_as_new_as_the_pod(cluster):
+    """With strict no pod starts before the agent has seen the policies that the server had when the pod came."""
+    cluster.world.restart(0, "--network-policy=strict").wait_ready()
+    stranger = cluster.start("web", "stranger", "other")
+    cluster.world.server.is_silent = True
+    cluster.policy("shop", "from-clients", FROM_CLIENTS)
+    started: list[Pod] = []
+    thread = threading.Thread(target=lambda: started.append(cluster.start("shop", "db", "db")))
+    thread.start()
+    time.sleep(1)
+    assert not started
+    cluster.world.server.is_silent = False
+    cluster.world.server.cut_watches()
+    thread.join()
+    assert not reaches(stranger, started[0])
+
+
+def test_problems_are_on_readyz(cluster):
+    """A policy that cannot be read allows nothing and is named; so are a missing setting and another engine."""
+    client, db = cluster.start("web", "client", "client"), cluster.start("shop", "db", "db")
+    cluster.policy("shop", "wrong", {**FROM_CLIENTS, "ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/99"}}]}]})
+    cluster.agent.wait_for("policies: NetworkPolicy shop/wrong", "10.0.0.0/99")
+    assert become(False, client, db)
+    cluster.policy("shop", "wrong", FROM_CLIENTS)
+    assert become(True, client, db)
+    cluster.agent.wait_ready()
+    cluster.node.run("sysctl", "-w", "net.bridge.bridge-nf-call-iptables=0")
+    cluster.agent.wait_for("net.bridge.bridge-nf-call-iptables is not 1")
+    cluster.node.run("sysctl", "-w", "net.bridge.bridge-nf-call-iptables=1")
+    cluster.node.run("nft", "add table ip filter; add chain ip filter KUBE-NWPLCY-DEFAULT")
+    cluster.agent.wait_for("kube-router enforces network policies on this node (chain KUBE-NWPLCY-DEFAULT")
+
+
+def test_dropped_packets_are_counted_and_remove_deletes_the_filter(cluster):
+    """The metric names namespace, direction and policies; --remove leaves no table and no file that ADD waits for."""
+    cluster.policy("shop", "from-clients", FROM_CLIENTS)
+    wait_listed(cluster, "shop")
+    stranger, db = cluster.start("web", "stranger", "other"), cluster.start("shop", "db", "db")
+    assert not reaches(stranger, db)
+    labels = 'direction="ingress",namespace="shop",policies="from-clients"'
+    metric = f"podwire_agent_policy_dropped_packets_total{{{labels}}}"
+    assert eventually(lambda: f"{metric} " in cluster.agent.get("/metrics")[1], within_s=60)
+    assert cluster.agent.metric(metric) >= 1
+    cluster.agent.stop()
+    assert run_once(cluster.node, *cluster.world.options, "--no-install", "--remove").returncode == 0
+    assert "podwire_policy" not in cluster.node.run("nft", "list", "tables")
+    assert reaches(stranger, db)
