@@ -17,6 +17,7 @@ import kernel.link
 import kernel.route
 import kernel.rule
 import kernel.traffic
+from attachment.policy.table import GATE_SOCKET
 from cni.address import Cidr, parse_cidr
 from ipam.dhcp.conf import SOCKET_PATH
 from kernel import system
@@ -157,10 +158,13 @@ class _Socket(socket.socket):
         """Accepts any option."""
 
     def connect(self, address: object) -> None:
-        """Accepts the DHCP daemon's address; raises FileNotFoundError for any other, such as that of D-Bus."""
-        if address != SOCKET_PATH:
+        """Accepts the address of the DHCP daemon or of podwire-agent; raises FileNotFoundError for any other."""
+        if address == SOCKET_PATH:
+            self._answer = Daemon().answers
+        elif address == system.current.state_path(GATE_SOCKET):
+            self._answer = _answer_gate
+        else:  # such as that of D-Bus
             raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-        self._answer = Daemon().answers
         self._make_readable()
 
     def bind(self, address: object) -> None:
@@ -181,6 +185,11 @@ class _Socket(socket.socket):
     def _make_readable(self) -> None:
         super().bind(b"")
         self.sendto(b"notification", self.getsockname())
+
+
+def _answer_gate(request: bytes) -> bytes:
+    """Returns podwire-agent's answer to an ADD that waits for the pod's policies."""
+    return b'{"generation": 1}\n'
 
 
 class _Routing:

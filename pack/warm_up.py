@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from attachment.policy import table
 from cni import gojson, skel
 from ipam.host_local import grants
 from kernel import boot, system
@@ -34,6 +35,7 @@ _NETWORK = {
     "bridge": "cni0",
     "isDefaultGateway": True,
 }
+_POD = "IgnoreUnknown=1;K8S_POD_NAMESPACE=warm-up;K8S_POD_NAME=pod;K8S_POD_UID=0"
 _BACKENDS = ("nftables", "iptables")
 _PORTS = [
     {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
@@ -113,7 +115,7 @@ def scenarios(plugins: Mapping[str, Any]) -> Iterator[str]:
             yield name
             for verb in ("ADD", "CHECK", "DEL"):
                 _run_verb(plugins, name, verb, {**_NETWORK, "type": name, **keys, "prevResult": result}, data_dir)
-        for name, run in (("dhcp", _run_dhcp), ("pool", _run_pool)):
+        for name, run in (("dhcp", _run_dhcp), ("pool", _run_pool), ("network policies", _run_policies)):
             yield name
             run(plugins, data_dir)
 
@@ -131,6 +133,25 @@ def _run_pool(plugins: Mapping[str, Any], data_dir: str) -> None:
     _write_grants(data_dir, "pool")
     for verb in ("ADD", "CHECK", "DEL"):
         _run_verb(plugins, "host-local", verb, network, data_dir)
+
+
+def _run_policies(plugins: Mapping[str, Any], data_dir: str) -> None:
+    """Runs the verbs of pods with networkPolicy: with an agent that answers, and in a namespace without policies."""
+    ipam = {**_IPAM, "dataDir": data_dir}
+    document = {"boot": boot.get_boot_id().decode().strip(), "generation": 1, "namespaces": ["other"]}
+    for plugin, verbs in (("bridge", ("CHECK", "DEL")), ("ptp", ("DEL",))):
+        network = {**_NETWORK, "type": plugin, "ipam": ipam, "networkPolicy": True, "bridgeNetfilter": True}
+        for is_listed in (True, False):
+            path = system.current.state_path(table.NAMESPACES_FILE)
+            if is_listed:
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+            else:
+                with open(path, "wb") as file:
+                    file.write(json.dumps(document).encode())
+            result = _run_verb(plugins, plugin, "ADD", network, data_dir, cni_args=_POD)
+            for verb in verbs:
+                _run_verb(plugins, plugin, verb, {**network, "prevResult": result}, data_dir)
 
 
 def _write_grants(data_dir: str, network: str) -> None:
@@ -160,7 +181,13 @@ def _run_single_link_verbs(plugins: Mapping[str, Any], network: Mapping[str, Any
 
 
 def _run_verb(
-    plugins: Mapping[str, Any], name: str, command: str, network: Mapping[str, Any], data_dir: str, ifname: str = "eth0"
+    plugins: Mapping[str, Any],
+    name: str,
+    command: str,
+    network: Mapping[str, Any],
+    data_dir: str,
+    ifname: str = "eth0",
+    cni_args: str = "",
 ) -> Any:
     env = {
         "CNI_COMMAND": command,
@@ -168,6 +195,7 @@ def _run_verb(
         "CNI_IFNAME": ifname,
         "CNI_NETNS": _NETNS,
         "CNI_PATH": data_dir,
+        "CNI_ARGS": cni_args,
     }
     stdout = io.BytesIO()
     reading_end, writing_end = os.pipe()

@@ -118,27 +118,31 @@ def parse(args: CmdArgs, net_conf: NetConf) -> BridgeConf:
         mac=_mac(args, net_conf),
         dns=DNS.from_fields(fields.section("dns")),
     )
-    if parsed.ipam_type and parsed.container_interface_down:
+    _refuse_combinations(parsed)
+    return parsed
+
+
+def _refuse_combinations(conf: BridgeConf) -> None:
+    if conf.ipam_type and conf.container_interface_down:
         raise invalid_conf(
             "cannot use IPAM when DisableContainerInterface flag is set",
             'remove "ipam" or "disableContainerInterface"',
         )
-    if parsed.hairpin and parsed.promisc:
+    if conf.hairpin and conf.promisc:
         raise invalid_conf(
             "cannot set hairpin mode and promiscuous mode at the same time",
             'remove "hairpinMode" or "promiscMode"',
         )
-    if parsed.network_policy and parsed.vlans.trunk is not None:
+    if conf.network_policy and conf.vlans.trunk is not None:
         raise invalid_conf(
             'cannot use "vlanTrunk" with "networkPolicy"',
             "policies do not see frames with VLAN tags; remove one of the keys",
         )
-    if parsed.network_policy and parsed.bridge_netfilter is False:
+    if conf.network_policy and conf.bridge_netfilter is False:
         raise invalid_conf(
             'cannot set "bridgeNetfilter" to false with "networkPolicy"',
             'frames between the pods of a bridge bypass policies without it: set it to true, or remove "networkPolicy"',
         )
-    return parsed
 
 
 def gateway_name(bridge: str, conf: BridgeConf) -> str:
