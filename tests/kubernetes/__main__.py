@@ -33,8 +33,11 @@ _SCRATCH = ROOT / "build" / "cluster"  # /tmp inside
 _LOGS = ROOT / "build" / "cluster-logs"
 _CHILD = "--in-namespaces"
 _TESTS = "tests/kubernetes"
-# Tests that a mode runs before _SHORT: of addresses and uplinks that the tunnel uses.
-_FURTHER = {"vxlan": [f"{_TESTS}/test_life.py::test_{name}" for name in ("internal_ip_changes", "uplink_is_replaced")]}
+# Tests that a mode runs before _SHORT: of addresses and uplinks that the tunnel uses; upstream's of policies.
+_FURTHER = {
+    "vxlan": [f"{_TESTS}/test_life.py::test_{name}" for name in ("internal_ip_changes", "uplink_is_replaced")],
+    "policy": [f"{_TESTS}/test_e2e.py"],
+}
 _SHORT = (f"{_TESTS}/test_cluster.py", f"{_TESTS}/test_sticky.py")
 _PYTEST = (sys.executable, "-m", "pytest", "-s", "--timeout=0")
 _ISOLATED = ROOT / "tests" / "runner" / "isolated.sh"

@@ -12,10 +12,10 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.kubernetes import plan
+from tests.kubernetes import modes, plan
 from tests.kubernetes.cluster import Cluster
 
-FOCUS = r"\[sig-network\]"
+_EVERY = r"\[sig-network\]"
 PASSED = "passed"
 _PROGRAM = plan.PROGRAMS / "e2e.test"
 _AT_ONCE = 6  # most tests wait
@@ -26,9 +26,9 @@ _ENDED = re.compile(r'"msg":"(PASSED|FAILED) \[sig-network\] (.*?)","total"')
 
 @functools.cache
 def left_out() -> dict[str, str]:
-    """Returns the patterns of the tests that do not run, and the reasons."""
-    text = Path(__file__).with_name("left_out.toml").read_text()
-    return {one["pattern"]: one["reason"] for one in tomllib.loads(text)["left_out"]}
+    """Returns the patterns of the tests that do not run in this mode, and the reasons."""
+    items = tomllib.loads(Path(__file__).with_name("left_out.toml").read_text())["left_out"]
+    return {one["pattern"]: one["reason"] for one in items if one.get("mode") != modes.name()}
 
 
 @functools.cache
@@ -37,14 +37,15 @@ def every_name() -> list[str]:
     if not _PROGRAM.exists():
         return []
     with tempfile.TemporaryDirectory() as directory:
-        line = (str(_PROGRAM), "-ginkgo.dryRun", f"-ginkgo.focus={FOCUS}", f"--report-dir={directory}")
+        line = (str(_PROGRAM), "-ginkgo.dryRun", f"-ginkgo.focus={_EVERY}", f"--report-dir={directory}")
         subprocess.run(line, check=True, capture_output=True, timeout=120)
         return sorted(name for name, _ in _cases(Path(directory)))
 
 
 def names() -> list[str]:
-    """Returns the names of the tests that run."""
-    return [name for name in every_name() if not reason_to_leave_out(name)]
+    """Returns the names of the tests that run in this mode."""
+    focus = modes.current().upstream
+    return [name for name in every_name() if re.search(focus, name) and not reason_to_leave_out(name)]
 
 
 def reason_to_leave_out(name: str) -> str:
@@ -58,7 +59,13 @@ def run(cluster: Cluster) -> dict[str, str]:
     reports.mkdir()
     cluster.step(f"upstream's tests begin, {_AT_ONCE} at once; their output: build/cluster/{log.name}")
     line = (
-        *(str(plan.PROGRAMS / "ginkgo"), f"--nodes={_AT_ONCE}", f"--timeout={_LIMIT}", "--noColor", f"--focus={FOCUS}"),
+        *(
+            str(plan.PROGRAMS / "ginkgo"),
+            f"--nodes={_AT_ONCE}",
+            f"--timeout={_LIMIT}",
+            "--noColor",
+            f"--focus={cluster.mode.upstream}",
+        ),
         *(f"--skip={'|'.join(left_out())}", f"--flakeAttempts={_ATTEMPTS}", str(_PROGRAM), "--"),
         *(f"--kubeconfig={cluster.control.admin}", f"--kubectl-path={plan.PROGRAMS / 'kubectl'}"),
         *("--provider=skeleton", f"--num-nodes={len(cluster.nodes)}", f"--repo-root={plan.PROGRAMS / 'source'}"),

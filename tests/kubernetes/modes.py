@@ -24,13 +24,17 @@ _ONE_LINK, _TWO_LINKS = (0, 0, 0), (0, 0, 1)
 
 @dataclass(frozen=True)
 class Mode:
-    """The IP versions, each node's link, arguments of the agent, a change of the network, the directory of deploy/."""
+    """The IP versions, each node's link, arguments of the agent, a change of the network, the directory of deploy/.
+
+    `upstream` is the pattern of the names of upstream's tests.
+    """
 
     families: tuple[Family, ...] = (IPV4,)
     links: tuple[int, ...] = _ONE_LINK
     agent: tuple[str, ...] = ()
     change: Callable[[Object], Object] = lambda network: network
     directory: Path = manifests.INSTALL
+    upstream: str = r"\[sig-network\]"
 
     def objects(self) -> list[Object]:
         """Returns the objects of the directory with the mode's changes."""
@@ -82,12 +86,19 @@ MODES = {
     "iptables": Mode(change=_backend("iptables")),
     "nftables": Mode(change=_backend("nftables")),
     "ptp": Mode(change=_ptp),
-    "policy": Mode(families=_BOTH, links=_TWO_LINKS, directory=manifests.NETWORK_POLICY),
+    "policy": Mode(
+        families=_BOTH, links=_TWO_LINKS, directory=manifests.NETWORK_POLICY, upstream=r"\[Feature:NetworkPolicy\]"
+    ),
     # Namespaces have neither a product UUID nor a permanent MAC address.
     "pools": Mode(families=_BOTH, directory=manifests.POOLS_STICKY, agent=("--machine", "$(NODE_NAME)")),
 }
 
 
+def name() -> str:
+    """Returns the name of the mode, which the environment has."""
+    return os.environ.get(VARIABLE) or DIRECT
+
+
 def current() -> Mode:
     """Returns the mode that the environment names."""
-    return MODES[os.environ.get(VARIABLE) or DIRECT]
+    return MODES[name()]
