@@ -186,9 +186,17 @@ class PeerSets:
             pods: Iterable[tuple[Address, Pod]] = self._owners.items()
         else:
             pods = (member for name in names for member in self._members(name, peer.pods))
-        for address, pod in pods:
-            if (is_every or pod.namespace in names) and peer.pods.matches(pod.labels) and pod.can_have_policies:
-                peer_set.elements[address.version].update(peer_set.elements_of(address, pod))
+        selected = (
+            (address, pod)
+            for address, pod in pods
+            if (is_every or pod.namespace in names) and peer.pods.matches(pod.labels) and pod.can_have_policies
+        )
+        elements = peer_set.elements
+        for address, pod in selected:
+            if peer_set.key.port_name:
+                elements[address.version].update(peer_set.elements_of(address, pod))
+            else:  # a short way: there may be 100,000
+                elements[address.version].add(address)
 
     def _set_namespace(self, peer_set: PeerSet, name: str, *, is_added: bool) -> None:
         change = peer_set.add if is_added else peer_set.remove

@@ -17,8 +17,9 @@ from typing import NamedTuple, TypeVar
 
 from agent.policy.filter_table import EMPTY, ChainContent, Element, FilterRule, FilterTable, SetChange, Verdict
 from agent.policy.objects import EGRESS, INGRESS, LAST_PORT, IpBlock, NamedPort, PodPeer, Policy, PortRange, Rule
-from agent.policy.peer_sets import SetKey, set_keys
+from agent.policy.peer_sets import PeerSets, SetKey, set_keys
 from agent.policy.selection import LocalPod, Selection
+from cni.address import Address
 
 _HASH_DIGITS = 24
 _UNKNOWN = "pods whose objects the API server has not sent yet"
@@ -51,12 +52,13 @@ class Group(NamedTuple):
 
 
 class _Chain:
-    """The rules of a group, and the sets that they name: the keys of peer sets, and the contents of the others."""
+    """The rules of a group and the sets that they name: those of peers, which change in place, and constant ones."""
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
-        self.peer_sets: dict[str, tuple[SetKey, int]] = {}
-        self.constants: dict[str, frozenset[Element]] = {}
+    def __init__(self, group: Group, peer_sets: PeerSets) -> None:
+        self.group, self.name = group, group.chain_name()
+        self._all_peer_sets = peer_sets
+        self.peer_sets: dict[str, Set[Element]] = {}
+        self.constants: dict[str, Set[Element]] = {}
         rules = [each for policy in group.policies for each in policy.rules(group.direction) or ()]
         filter_rules = tuple(dict.fromkeys(each for rule in rules for each in self._filter_rules(rule)))
         self.content = ChainContent(group.comment(), filter_rules)
@@ -107,7 +109,7 @@ class _Chain:
 
     def _use_peer_set(self, key: SetKey, version: int) -> str:
         name = peer_set_name(key, version)
-        self.peer_sets[name] = (key, version)
+        self.peer_sets[name] = self._all_peer_sets.elements(key, version)
         return name
 
     def _use_constant(self, kind: str, ranges: list[_Range], elements: frozenset[Element]) -> str:
@@ -116,12 +118,21 @@ class _Chain:
         return name
 
 
+class _PlacedPod(NamedTuple):
+    """A pod of this node with its chains, none in a direction in which no policy isolates it."""
+
+    addresses: tuple[Address, ...]
+    verdict: Verdict
+    chains: tuple[_Chain, ...]
+
+
 class Plan:
     """Computes the table from what the selection has, again after each change."""
 
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
         self._table = EMPTY
+        self._pods: dict[LocalPod, _PlacedPod] = {}
         self._chains: dict[str, _Chain] = {}
 
     def update(self) -> tuple[FilterTable, Mapping[str, SetChange]]:
@@ -129,9 +140,13 @@ class Plan:
 
         The caller applies every table that it gets, or compares all of the next one with the kernel.
         """
-        is_changed, set_changes = self._selection.take_changes()
+        changed, set_changes = self._selection.take_changes()
         before = self._table.sets
-        if is_changed:
+        for local in changed:
+            self._pods.pop(local, None)
+            if local.records:
+                self._pods[local] = self._place(local)
+        if changed:
             self._compute()
         sets = self._table.sets
         changes = {peer_set_name(*place): change for place, change in set_changes.items()}
@@ -139,28 +154,32 @@ class Plan:
         return self._table, {name: changes[name] for name in kept}
 
     def _compute(self) -> None:
-        chains: dict[str, _Chain] = {}
-        verdicts = {}
-        for local in self._selection.local_pods():
-            verdict = Verdict(*(self._chain_of(local, direction, chains) for direction in (EGRESS, INGRESS)))
-            if any(verdict):
-                verdicts.update(dict.fromkeys(local.addresses, verdict))
-        self._chains = chains
-        contents = {name: chain.content for name, chain in chains.items()}
-        self._table = FilterTable(
-            verdicts, _same_if_equal(self._table.chains, contents), _same_if_equal(self._table.sets, self._sets())
-        )
+        pods = self._pods.values()
+        verdicts = {address: pod.verdict for pod in pods if pod.chains for address in pod.addresses}
+        self._chains = {chain.name: chain for pod in pods for chain in pod.chains}
+        contents = {name: chain.content for name, chain in self._chains.items()}
+        before = self._table
+        sets = {name: each for chain in self._chains.values() for name, each in chain.peer_sets.items()}
+        for chain in self._chains.values():
+            for name, constant in chain.constants.items():
+                sets[name] = before.sets.get(name, constant)  # equal: the name is that of the contents
+        self._table = FilterTable(verdicts, _same_if_equal(before.chains, contents), _same_if_equal(before.sets, sets))
 
-    def _chain_of(self, local: LocalPod, direction: str, chains: dict[str, _Chain]) -> str:
-        """Returns the name of a pod's chain and adds the chain; "" if no policy isolates the pod in this direction."""
+    def _place(self, local: LocalPod) -> _PlacedPod:
+        egress, ingress = (self._chain(local, direction) for direction in (EGRESS, INGRESS))
+        verdict = Verdict(egress.name if egress else "", ingress.name if ingress else "")
+        return _PlacedPod(local.addresses, verdict, tuple(chain for chain in (egress, ingress) if chain))
+
+    def _chain(self, local: LocalPod, direction: str) -> _Chain | None:
+        """Returns a pod's chain, which others may have, too; None if no policy isolates the pod in this direction."""
         group = self._group(local, direction)
         if group is None:
-            return ""
-        name = group.chain_name()
-        if name not in chains:
-            known = self._chains.get(name)
-            chains[name] = known if known is not None and known.group == group else _Chain(group)
-        return name
+            return None
+        chain = self._chains.get(group.chain_name())
+        if chain is None or chain.group != group:
+            chain = _Chain(group, self._selection.peer_sets)
+            self._chains[chain.name] = chain
+        return chain
 
     def _group(self, local: LocalPod, direction: str) -> Group | None:
         if local.pod is None:
@@ -173,15 +192,6 @@ class Plan:
         versions = tuple(sorted({address.version for address in local.addresses}))
         ports = _ports_named(isolating, local.pod.ports) if direction == INGRESS else ()
         return Group(direction, isolating, versions, ports)
-
-    def _sets(self) -> dict[str, Set[Element]]:
-        sets: dict[str, Set[Element]] = {}
-        for chain in self._chains.values():
-            for name, (key, version) in chain.peer_sets.items():
-                sets[name] = self._selection.peer_sets.elements(key, version)
-            for name, elements in chain.constants.items():
-                sets[name] = self._table.sets.get(name, elements)  # equal: the name is that of the contents
-        return sets
 
 
 def peer_set_name(key: SetKey, version: int) -> str:

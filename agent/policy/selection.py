@@ -65,7 +65,7 @@ class Selection:
         self._records: dict[str, LocalPod] = {}
         self._retired: set[str] = set()  # uids of pods without record again: status.podIPs still has their addresses
         self._uses: dict[PodName, _Use] = {}
-        self._is_changed = False
+        self._changed: set[LocalPod] = set()
         self.peer_sets = PeerSets(self.namespaces, self.owners, self._members)
 
     # ---- events
@@ -166,13 +166,13 @@ class Selection:
         pods = {address: pod for address, pod in self.owners.items() if pod.can_have_policies}
         return Cluster(pods, self.namespaces, policies, nodes)
 
-    def take_changes(self) -> tuple[bool, dict[tuple[SetKey, int], SetChange]]:
-        """Returns whether pods of this node, their records or their policies changed, and the changes of the sets.
+    def take_changes(self) -> tuple[set[LocalPod], dict[tuple[SetKey, int], SetChange]]:
+        """Returns the pods of this node that changed, in their records or policies, and the changes of the sets.
 
-        Both since the last call.
+        Both since the last call. A pod without records is gone.
         """
-        is_changed, self._is_changed = self._is_changed, False
-        return is_changed, self.peer_sets.take_changes()
+        changed, self._changed = self._changed, set()
+        return changed, self.peer_sets.take_changes()
 
     # ---- pods
 
@@ -239,7 +239,7 @@ class Selection:
 
     def _select(self, local: LocalPod) -> None:
         """Compares a pod of this node with the policies of its namespace."""
-        self._is_changed = True
+        self._changed.add(local)
         pod, before = local.pod, local.policies
         policies = self.policies.get(local.namespace, {})
         local.policies = {}
@@ -260,7 +260,7 @@ class Selection:
         for local in self.local_pods():
             if local.namespace != name[0]:
                 continue
-            self._is_changed = True
+            self._changed.add(local)
             local.policies.pop(name[1], None)
             pod = local.pod
             if policy is not None and pod is not None and pod.can_have_policies and policy.pods.matches(pod.labels):
