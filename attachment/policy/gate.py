@@ -68,7 +68,7 @@ def wait(pod: PodRecord) -> None:
     with record.timed_step("wait for podwire-agent"):
         problem = _ask(request, generation, deadline)
         if problem:
-            problem = _ask_again(request, generation, deadline)
+            problem = _ask_again(request, generation, deadline, problem)
     if problem:
         awaited = f'podwire-agent has not applied the network policies of namespace "{pod.namespace}"'
         raise CniError(Code.TRY_AGAIN_LATER, f"{awaited} within {_WAIT_S:.0f} s: {problem}", _HINT)
@@ -117,18 +117,21 @@ def delete_element(socket: NftSocket, element_set: Set, key: bytes) -> None:
         socket.garbage = garbage  # a refused transaction leaves nothing to free
 
 
-def _ask_again(request: bytes, generation: int, deadline: Deadline) -> str:
-    """Asks at each change of the directory, and in intervals, until the deadline; returns as `_ask`."""
-    directory = system.current.state_path(table.DIRECTORY)
-    watch = inotify.open_watch(directory, inotify.CREATED | inotify.MOVED_TO)
+def _ask_again(request: bytes, generation: int, deadline: Deadline, problem: str) -> str:
+    """Asks after each change of the directory, and in intervals, until the deadline; returns as `_ask`."""
+    watch = inotify.open_watch(system.current.state_path(table.DIRECTORY), inotify.CREATED | inotify.MOVED_TO)
     try:
-        while problem := _ask(request, generation, deadline):
+        # The first time at once: the socket may have appeared before the watch.
+        wait_s = 0.0
+        while problem:
+            system.current.wait_readable([watch], wait_s)
+            inotify.read(watch)
             remaining_s = deadline.remaining_s()
             if not remaining_s:
-                return problem
-            system.current.wait_readable([watch], remaining_s if problem == _ABSENT else min(_AGAIN_S, remaining_s))
-            inotify.read(watch)
-        return ""
+                break
+            problem = _ask(request, generation, deadline)
+            wait_s = remaining_s if problem == _ABSENT else min(_AGAIN_S, remaining_s)
+        return problem
     finally:
         os.close(watch)
 

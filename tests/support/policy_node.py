@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tests.support.processes import output
 
 DIRECTORY = Path(table.DIRECTORY)
 PODS = Path(table.PODS_DIRECTORY)
-Answer = dict[str, Any] | None  # None: closes the connection
+Answer = dict[str, Any] | bytes | None  # None: closes the connection
 
 
 @contextmanager
@@ -98,4 +98,5 @@ def _serve(server: socket.socket, answer: Callable[[dict[str, Any]], Answer], re
             requests.append(json.loads(line))
             reply = answer(requests[-1])
             if reply is not None:
-                connection.sendall(json.dumps(reply).encode() + b"\n")
+                with suppress(BrokenPipeError):  # ADD has ended
+                    connection.sendall(reply if isinstance(reply, bytes) else json.dumps(reply).encode() + b"\n")

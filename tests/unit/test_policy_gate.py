@@ -1,0 +1,157 @@
+"""The record of a pod, and ADD's wait for podwire-agent (attachment.policy), in a directory of the test."""
+
+import json
+import socket
+import time
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attachment.policy import gate, records, table
+from attachment.policy.records import PodRecord
+from cni.errors import CniError
+from tests.support import policy_node
+from tests.support.errors import failure_of
+from tests.support.policy_node import agent, write_namespaces
+
+ADDRESSES = (IPv4Address("10.22.0.2"), IPv6Address("fd00:22::2"))
+POD = PodRecord(
+    boot=gate.current_boot(),
+    namespace="shop",
+    pod="web-0",
+    uid="1-2",
+    network="net",
+    container_id="cid",
+    ifname="eth0",
+    host_veth="veth01234567",
+    mac="02:00:00:00:00:01",
+    addresses=ADDRESSES,
+    guard="bridge",
+)
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path, monkeypatch):
+    """A directory of policies, in which the wait is short."""
+    for name in ("PODS_DIRECTORY", "NAMESPACES_FILE", "GATE_SOCKET", "DIRECTORY"):
+        monkeypatch.setattr(table, name, getattr(table, name).replace(table.DIRECTORY, str(tmp_path)))
+    monkeypatch.setattr(policy_node, "DIRECTORY", tmp_path)
+    monkeypatch.setattr(gate, "_WAIT_S", 0.6)
+    return tmp_path
+
+
+def wait_error():
+    """Waits in vain; returns the end of the message, and the time that it took."""
+    start = time.monotonic()
+    with pytest.raises(CniError) as caught:
+        gate.wait(POD)
+    assert caught.value.code == 11
+    assert '"shop"' in caught.value.msg
+    return caught.value.msg.rpartition(": ")[2], time.monotonic() - start
+
+
+def test_record_is_read_as_it_was_written(directory):
+    """A record that is written is read again; its name depends on network, container and interface only."""
+    records.write(POD)
+    assert records.read(POD.file_name) == POD
+    assert records.list_file_names() == [POD.file_name] == [records.file_name_of("net", "cid", "eth0")]
+    assert len({records.file_name_of(*names) for names in (("net", "cid", "eth0"), ("net", "cid", "eth1"))}) == 2
+    assert sorted(path.name for path in (directory / "pods").iterdir()) == [POD.file_name]
+
+
+@given(
+    st.binary(max_size=100) | st.from_type(dict[str, int | list[int] | str]).map(lambda one: json.dumps(one).encode())
+)
+def test_any_bytes_are_a_record_or_refused(data):
+    """Any file is a record, or refused with ValueError."""
+    with suppress(ValueError):
+        assert isinstance(records.parse(data), PodRecord)
+
+
+def test_delete_keeps_the_record_if_the_release_fails():
+    """A record is deleted after the release, and stays if that fails; without a record nothing is released."""
+    records.write(POD)
+    released = []
+
+    def fail(pod):
+        raise CniError(999, "no")
+
+    assert failure_of(lambda: records.delete(POD.file_name, fail), CniError)
+    assert records.read(POD.file_name) == POD
+    records.delete(POD.file_name, lambda pod: released.append((pod, records.list_file_names())))
+    assert released == [(POD, [POD.file_name])]
+    records.delete(POD.file_name, released.append)
+    assert (len(released), records.list_file_names()) == (1, [])
+
+
+def test_draft_of_a_killed_add_is_deleted():
+    """The draft that a killed ADD leaves is no record, and can be deleted."""
+    records.write(POD)
+    Path(records.path_of(f".{POD.file_name}")).write_text("{")
+    assert records.list_file_names() == [POD.file_name]
+    for _ in range(2):
+        records.delete_draft(POD.file_name)
+    assert not Path(records.path_of(f".{POD.file_name}")).exists()
+
+
+def test_pod_of_another_namespace_does_not_wait():
+    """A pod of a namespace that is not listed does not ask the agent."""
+    write_namespaces("other")
+    with agent(lambda request: None) as requests:
+        gate.wait(POD)
+    assert requests == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"boot": 5}', '{"namespaces": {}}', '{"boot": "BOOT", "strict": 1}'])
+def test_file_that_is_no_list_counts_as_none(directory, text):
+    """A file that cannot be read as a list keeps the pod waiting."""
+    (directory / "namespaces").write_text(text.replace("BOOT", POD.boot))
+    assert gate.read_namespaces(POD.boot) is None
+
+
+def test_absent_agent(directory):
+    """Without a socket the message says that the agent does not run, at the end of the time."""
+    write_namespaces("shop")
+    problem, taken_s = wait_error()
+    assert problem == "it does not run"
+    assert 0.6 <= taken_s < 1.5
+
+
+def test_killed_agent(directory):
+    """The socket of a killed agent is reported as such."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(table.GATE_SOCKET)
+    assert wait_error()[0] == "it does not run any more"
+
+
+@pytest.mark.parametrize(
+    "reply", [b"", b"{}\n", b"[]\n", b'{"generation": "7"}\n', b'{"generation": 7}', b"\xff" * 9000]
+)
+def test_nonsense_is_no_answer(reply):
+    """A closed connection, and an answer in another form, do not count."""
+    write_namespaces("shop", generation=7)
+    with agent(lambda request: reply):
+        assert wait_error()[0] == "it does not answer"
+
+
+def test_silent_agent():
+    """An agent that accepts and does not answer is waited for until the end of the time, and no longer."""
+    write_namespaces("shop")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(table.GATE_SOCKET)
+        listener.listen(1)
+        problem, taken_s = wait_error()
+    assert problem == "it does not answer"
+    assert 0.6 <= taken_s < 1.5
+
+
+def test_older_list_does_not_count():
+    """An answer of an older generation does not count, however often it comes; the agent is not asked in a loop."""
+    write_namespaces("shop", generation=7)
+    with agent(lambda request: {"generation": 6}) as requests:
+        assert wait_error()[0] == "it has an older list of namespaces"
+    assert 3 <= len(requests) <= 5
