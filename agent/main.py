@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -54,6 +55,9 @@ _SERVER_FIX = (
 )
 
 
+_Service = ObjectWatch[Node] | PoolService | PolicyService
+
+
 class _Finished(BaseException):
     """The work of --once or --dry-run is done; raised out of the loop."""
 
@@ -89,17 +93,16 @@ def _run(settings: Settings, log: Log) -> int:
     parts = Parts(log, Metrics(__version__), _new_routes(settings, log), networks, events)
     agent = Agent(settings, loop, parts, addresses_of(server) if server else ())
     nodes = _create_nodes(settings, loop, agent, parts, client)
-    policies = _create_policies(settings, loop, agent, parts, client)
+    services = [nodes, *_create_policies(settings, loop, agent, parts, client)]
 
-    def reconnect(watches: ObjectWatch[Node] | PoolService) -> None:
+    def reconnect(*watches: _Service) -> None:
         if client:
             client.forget_connections()
-        watches.reconnect()
-        if policies:
-            policies.reconnect()
+        for watch in watches:
+            watch.reconnect()
 
-    agent.on_address_change = partial(reconnect, nodes)
-    agent.status.is_watching = lambda: nodes.is_alive() and (policies is None or policies.is_alive())
+    agent.on_address_change = partial(reconnect, *services)
+    agent.status.is_watching = lambda: all(service.is_alive() for service in services)
     agent.contact.on_silence = partial(reconnect, nodes.watch if isinstance(nodes, PoolService) else nodes)
     if settings.once or settings.dry_run:
         _end_when_done(loop, agent, now() + _ONCE_LIMIT_S)
@@ -108,17 +111,15 @@ def _run(settings: Settings, log: Log) -> int:
     agent.start()
     log.write("info", "started", routes=settings.routes, server=server.url if server else "")
     events.start()
-    nodes.start()
-    if policies:
-        policies.start()
+    for service in services:
+        service.start()
     try:
         loop.run()
     except _Finished:
         return 0 if agent.status.is_ready or settings.dry_run else 1
     finally:
-        nodes.stop()
-        if policies:
-            policies.stop()
+        for service in services:
+            service.stop()
         events.stop()
     return 0
 
@@ -146,13 +147,13 @@ def _create_nodes(
 
 def _create_policies(
     settings: Settings, loop: Loop, agent: Agent, parts: Parts, client: ApiClient | None
-) -> PolicyService | None:
-    """Returns the part that enforces network policies, None without --network-policy."""
+) -> Iterator[PolicyService]:
+    """Yields the part that enforces network policies, with --network-policy."""
     if not settings.enforces_policies:
-        return None
+        return
     assert client  # the options demand an API server
     report = partial(agent.status.set_condition, POLICIES)
-    return PolicyService(settings.network_policy, loop, client, parts.metrics.add_policies(), report, parts.log)
+    yield PolicyService(settings.network_policy, loop, client, parts.metrics.add_policies(), report, parts.log)
 
 
 def _serve(settings: Settings, agent: Agent, nodes: ObjectWatch[Node] | PoolService) -> None:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class ObjectChange(NamedTuple, Generic[T_co]):
+class ItemChange(NamedTuple, Generic[T_co]):
     """A change of an object, and the revision of the source. `item` is None if it was deleted.
 
     With the key "" only the revision has changed.
@@ -30,10 +30,10 @@ class ObjectChange(NamedTuple, Generic[T_co]):
     revision: str
 
 
-class ObjectChanges(Protocol[T_co]):
+class ItemChanges(Protocol[T_co]):
     """An open watch: iterating ends when the source ends it as requested, or raises ApiError."""
 
-    def __iter__(self) -> Iterator[ObjectChange[T_co]]:
+    def __iter__(self) -> Iterator[ItemChange[T_co]]:
         """Yields the changes when they arrive."""
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class ObjectSource(Protocol[T]):
     def read_revision(self) -> str:
         """Returns the present revision, "" if the source does not know it."""
 
-    def watch(self, revision: str, *, timeout_s: int) -> ObjectChanges[T]:
+    def watch(self, revision: str, *, timeout_s: int) -> ItemChanges[T]:
         """Opens a watch; raises Expired for a revision that is too old."""
 
 
@@ -122,30 +122,30 @@ class KubernetesObjects(Generic[T]):
         """Returns the present resourceVersion."""
         return resource_version_of(self._client.get(self._path, {"limit": "1"}))
 
-    def watch(self, revision: str, *, timeout_s: int) -> ObjectChanges[T]:
+    def watch(self, revision: str, *, timeout_s: int) -> ItemChanges[T]:
         """Opens a watch of the objects, with bookmarks."""
         return _KubernetesChanges(
             self._client.watch(self._path, revision, self._query, timeout_s=timeout_s), self._change_of
         )
 
-    def _change_of(self, event: WatchEvent) -> ObjectChange[T]:
+    def _change_of(self, event: WatchEvent) -> ItemChange[T]:
         """Returns the change of an event; raises InvalidAnswer for an event that is not of the kind."""
         if event.type == BOOKMARK:
-            return ObjectChange("", None, event.resource_version)
+            return ItemChange("", None, event.resource_version)
         try:
             item = self._parse(event.document)
         except ValueError as error:
             raise InvalidAnswer(self.name, str(error)) from error
-        return ObjectChange(self._key(item), None if event.type == DELETED else item, event.resource_version)
+        return ItemChange(self._key(item), None if event.type == DELETED else item, event.resource_version)
 
 
 class _KubernetesChanges(Generic[T]):
     """The changes of a watch."""
 
-    def __init__(self, watch: WatchedEvents, change_of: Callable[[WatchEvent], ObjectChange[T]]) -> None:
+    def __init__(self, watch: WatchedEvents, change_of: Callable[[WatchEvent], ItemChange[T]]) -> None:
         self._watch, self._change_of = watch, change_of
 
-    def __iter__(self) -> Iterator[ObjectChange[T]]:
+    def __iter__(self) -> Iterator[ItemChange[T]]:
         return map(self._change_of, self._watch)
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
 from agent.api_errors import ApiError, Expired, InvalidAnswer, OutcomeUnknown
-from agent.object_source import ObjectChange, ObjectChanges, ObjectSource
+from agent.object_source import ItemChange, ItemChanges, ObjectSource
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class ObjectWatch(Generic[T]):
         self._is_failing = False
         self._stopped = threading.Event()
         self._watch_lock = threading.Lock()
-        self._open_watch: ObjectChanges[T] | None = None
+        self._open_watch: ItemChanges[T] | None = None
         self._thread = threading.Thread(target=self._run, name=source.name, daemon=True)
 
     def start(self) -> None:
@@ -194,7 +194,7 @@ class ObjectWatch(Generic[T]):
         return self._failed(error or OutcomeUnknown(self._source.name, "the server ended it at once"))
 
     @contextmanager
-    def _opened(self, watch: ObjectChanges[T]) -> Iterator[None]:
+    def _opened(self, watch: ItemChanges[T]) -> Iterator[None]:
         """Lets stop() end the watch inside the block."""
         with self._watch_lock:
             self._open_watch = watch
@@ -206,7 +206,7 @@ class ObjectWatch(Generic[T]):
             with self._watch_lock:
                 self._open_watch = None
 
-    def _apply(self, change: ObjectChange[T]) -> None:
+    def _apply(self, change: ItemChange[T]) -> None:
         """Reports a change, and continues after it."""
         self._on_contact()
         self._refuse_older(change.revision)
@@ -216,7 +216,7 @@ class ObjectWatch(Generic[T]):
         if change.revision.isdecimal():
             self._highest_version = int(change.revision)
 
-    def _report(self, change: ObjectChange[T]) -> None:
+    def _report(self, change: ItemChange[T]) -> None:
         if change.item is None:
             if self._items.pop(change.key, None) is not None:
                 self._put(Deleted(change.key))

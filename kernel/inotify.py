@@ -20,7 +20,7 @@ _EVENT = struct.Struct("=iIII")
 _READ_BYTES = 64 << 10
 
 
-class Event(NamedTuple):
+class EntryEvent(NamedTuple):
     """A change of an entry: one of the bits above, and the entry's name, "" if the event is about all."""
 
     mask: int
@@ -33,7 +33,7 @@ def open_watch(directory: str, mask: int) -> int:
     return descriptor
 
 
-def read(descriptor: int) -> list[Event]:
+def read(descriptor: int) -> list[EntryEvent]:
     """Returns the events that have arrived, without waiting for one."""
     try:
         data = os.read(descriptor, _READ_BYTES)
@@ -45,6 +45,6 @@ def read(descriptor: int) -> list[Event]:
     while position < len(data):
         _, mask, _, size = _EVENT.unpack_from(data, position)
         position += _EVENT.size
-        events.append(Event(mask, os.fsdecode(data[position : position + size].rstrip(b"\0"))))
+        events.append(EntryEvent(mask, os.fsdecode(data[position : position + size].rstrip(b"\0"))))
         position += size
     return events

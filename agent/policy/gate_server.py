@@ -20,7 +20,7 @@ _QUEUE = 256  # runtimes start some hundred pods at once after a reboot
 _MAX_REQUEST_BYTES = 4096
 
 
-class Request:
+class GateRequest:
     """An ADD that waits for the record `record`; `revision` is that of the policies that it needs, None: not known."""
 
     __slots__ = ("connection", "data", "record", "revision")
@@ -35,13 +35,13 @@ class Request:
 class GateServer:
     """The server. `on_request` is called with each new request, which then waits in `waiting` for `answer`."""
 
-    def __init__(self, loop: Loop, on_request: Callable[[Request], None]) -> None:
+    def __init__(self, loop: Loop, on_request: Callable[[GateRequest], None]) -> None:
         self._loop, self._on_request = loop, on_request
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._requests: dict[int, Request] = {}  # by descriptor
+        self._requests: dict[int, GateRequest] = {}  # by descriptor
 
     def start(self) -> None:
-        """Listens; the path shows only a socket that accepts. Raises OSError."""
+        """Starts to listen; the path shows only a socket that accepts. Raises OSError."""
         directories.create(table.DIRECTORY)
         draft = f"{table.GATE_SOCKET}.new"
         with suppress(FileNotFoundError):
@@ -53,11 +53,11 @@ class GateServer:
         os.rename(draft, table.GATE_SOCKET)  # ADDs that wait for it see this
         self._loop.watch(self._socket.fileno(), self._accept)
 
-    def waiting(self) -> Iterator[Request]:
+    def waiting(self) -> Iterator[GateRequest]:
         """Yields the requests that wait; the caller may answer them meanwhile."""
         yield from [request for request in self._requests.values() if request.record]
 
-    def answer(self, request: Request, generation: int) -> None:
+    def answer(self, request: GateRequest, generation: int) -> None:
         """Answers a request, and closes its connection."""
         with suppress(OSError):  # ADD has ended
             request.connection.send(json.dumps({"generation": generation}).encode() + b"\n")
@@ -69,10 +69,10 @@ class GateServer:
         except OSError:
             return
         connection.setblocking(False)
-        request = self._requests[connection.fileno()] = Request(connection)
+        request = self._requests[connection.fileno()] = GateRequest(connection)
         self._loop.watch(connection.fileno(), lambda: self._read(request))
 
-    def _read(self, request: Request) -> None:
+    def _read(self, request: GateRequest) -> None:
         try:
             data = request.connection.recv(_MAX_REQUEST_BYTES)
         except BlockingIOError:
@@ -89,7 +89,7 @@ class GateServer:
             else:
                 self._close(request)
 
-    def _close(self, request: Request) -> None:
+    def _close(self, request: GateRequest) -> None:
         self._loop.unwatch(request.connection.fileno())
         self._requests.pop(request.connection.fileno(), None)
         request.connection.close()

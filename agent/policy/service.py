@@ -22,7 +22,7 @@ from agent.policy import preconditions
 from agent.policy.cluster_objects import ClusterObjects
 from agent.policy.filter import PolicyFilter
 from agent.policy.filter_table import EMPTY
-from agent.policy.gate_server import GateServer, Request
+from agent.policy.gate_server import GateRequest, GateServer
 from agent.policy.local_pods import LocalPods
 from agent.policy.namespaces_file import NamespacesFile
 from agent.policy.newest import NewestPolicies
@@ -105,7 +105,7 @@ class PolicyService:
             self._is_scheduled = True
             self._loop.call_at(now(), self._turn)
 
-    def _on_request(self, request: Request) -> None:
+    def _on_request(self, request: GateRequest) -> None:
         self._local.read(request.record)  # the event of the directory may come later
         pod = self._local.by_name.get(request.record)
         if self._newest and pod:
@@ -114,7 +114,7 @@ class PolicyService:
             )
         self._schedule()
 
-    def _on_newest(self, request: Request, revision: int) -> None:
+    def _on_newest(self, request: GateRequest, revision: int) -> None:
         request.revision = revision
         self._schedule()
 
@@ -182,7 +182,7 @@ class PolicyService:
         if must_poll:
             self._loop.call_at(now() + _POLL_S, self._schedule)
 
-    def _reaches(self, request: Request) -> bool:
+    def _reaches(self, request: GateRequest) -> bool:
         """Returns whether the watch of policies is not behind a request; its events may still be in the inbox."""
         if request.revision is None:
             return True

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from agent.api_errors import Expired
 from agent.kubernetes import Listing
 from agent.node import Node
-from agent.object_source import ObjectChange, ObjectChanges
+from agent.object_source import ItemChange, ItemChanges
 from agent.pools.identity import uid_of
 from agent.pools.store import Changes, EntryChanged, NodeEntry, SpaceChanged, Store
 
@@ -56,7 +56,7 @@ class EntryNodes:
         """Returns "": the watch itself refuses a revision that the store does not have."""
         return ""
 
-    def watch(self, revision: str, *, timeout_s: int) -> ObjectChanges[Node]:
+    def watch(self, revision: str, *, timeout_s: int) -> ItemChanges[Node]:
         """Opens a watch of the entries and the space; raises Expired in another epoch than that of the last list."""
         changes = self._store.watch(revision)
         if self._read_epoch() != self._epoch:
@@ -72,11 +72,11 @@ class EntryNodes:
             return ""
         return space.epoch if space else ""
 
-    def _apply(self, change: EntryChanged | SpaceChanged) -> Iterator[ObjectChange[Node]]:
+    def _apply(self, change: EntryChanged | SpaceChanged) -> Iterator[ItemChange[Node]]:
         """Yields the changes of nodes that follow from a change of the store: two if an entry has another name."""
         if isinstance(change, SpaceChanged):
             self._on_space()
-            yield ObjectChange("", None, change.revision)
+            yield ItemChange("", None, change.revision)
             return
         self._on_entry(change.node, change.entry)
         before = self._entries.pop(change.node, None)
@@ -85,7 +85,7 @@ class EntryNodes:
         if change.entry is not None:
             self._add(change.node, change.entry)
         for name in dict.fromkeys(entry.name for entry in (before, change.entry) if entry):
-            yield ObjectChange(name, self._node_of(name), change.revision)
+            yield ItemChange(name, self._node_of(name), change.revision)
 
     def count(self) -> int:
         """Returns the number of nodes that have registered; from any thread."""
@@ -115,11 +115,11 @@ class _EntryChanges:
     """The changes of a store's watch, as changes of nodes."""
 
     def __init__(
-        self, changes: Changes, apply: Callable[[EntryChanged | SpaceChanged], Iterator[ObjectChange[Node]]]
+        self, changes: Changes, apply: Callable[[EntryChanged | SpaceChanged], Iterator[ItemChange[Node]]]
     ) -> None:
         self._changes, self._apply = changes, apply
 
-    def __iter__(self) -> Iterator[ObjectChange[Node]]:
+    def __iter__(self) -> Iterator[ItemChange[Node]]:
         for change in self._changes:
             yield from self._apply(change)
 
