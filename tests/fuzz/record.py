@@ -80,11 +80,13 @@ _INTERFACE_AND_IPAM: dict[str, tuple[str, dict[str, Any]]] = {
     "static-runtime": ("static", {
         "ipam": _STATIC, "args": {"cni": {"ips": ["10.1.2.6/24"]}}, "runtimeConfig": {"ips": ["10.1.2.7/24"]},
     }),
+    "bridge-policy": ("bridge", {"networkPolicy": True, "bridgeNetfilter": True, "ipam": _IPAM}),
     "bridge-static": ("bridge", {"bridge": "cni3", "isGateway": True, "ipam": _STATIC}),
     "ptp-full": ("ptp", {
         "ipMasq": True, "ipMasqBackend": "nftables", "mtu": 1400, "dns": {"search": ["y"]}, "ipam": _IPAM,
     }),
     "ptp-iptables": ("ptp", {"ipMasq": True, "ipMasqBackend": "iptables", "ipam": _IPAM}),
+    "ptp-policy": ("ptp", {"networkPolicy": True, "ipam": _IPAM}),
     "ptp-layer2": ("ptp", {"mtu": 1400}),
     "macvlan-access": ("macvlan", {
         "master": configs.MASTER, "mode": "bridge", "mtu": 1400, "bcqueuelen": 500, "hostAccess": True, "ipam": _IPAM,
