@@ -94,11 +94,9 @@ def pods_by_address(pods: Iterable[Pod]) -> dict[Address, Pod]:
 
 
 def decide(cluster: Cluster, connection: Connection) -> Decision:
-    """Returns whether both ends allow a connection: the decision of an end that denies it, or of one with policies."""
-    egress, ingress = (decide_direction(cluster, connection, direction) for direction in (EGRESS, INGRESS))
-    if not egress.allowed:
-        return egress
-    return egress if ingress.allowed and egress.policies and not ingress.policies else ingress
+    """Returns whether both ends allow a connection, as the decision of the end that has most to say, the source first."""
+    ends = [decide_direction(cluster, connection, direction) for direction in (EGRESS, INGRESS)]
+    return max(ends, key=lambda end: (not end.allowed, bool(end.policies), bool(end.exemption), bool(end.pod)))
 
 
 def decide_direction(cluster: Cluster, connection: Connection, direction: str) -> Decision:

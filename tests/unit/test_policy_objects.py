@@ -1,0 +1,271 @@
+"""Selectors, pods, namespaces and policies, parsed from the API's documents."""
+
+import re
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+import pytest
+
+from agent.policy.objects import (
+    IpBlock,
+    NamedPort,
+    PodPeer,
+    PortRange,
+    Rule,
+    closed_policy,
+    parse_namespace,
+    parse_pod,
+    parse_policy,
+)
+from agent.policy.selector import Selector, parse_selector
+
+ALL = Selector()
+
+
+def expression(key, operator, *values):
+    return {"matchExpressions": [{"key": key, "operator": operator, **({"values": list(values)} if values else {})}]}
+
+
+def select(document):
+    return parse_selector(document, "spec.podSelector")
+
+
+@pytest.mark.parametrize(
+    ("document", "matches", "text"),
+    [
+        ({}, ["", "app=a", "app=b", "tier=x"], "all"),
+        ({"matchLabels": {"app": "a"}}, ["app=a"], "app=a"),
+        (expression("app", "In", "b", "a"), ["app=a", "app=b"], "app in (a,b)"),
+        (expression("app", "NotIn", "a"), ["", "app=b", "tier=x"], "app notin (a)"),
+        (expression("app", "Exists"), ["app=a", "app=b"], "app"),
+        (expression("app", "DoesNotExist"), ["", "tier=x"], "!app"),
+        ({"matchLabels": {"app": "a"}, **expression("app", "DoesNotExist")}, [], "!app,app=a"),
+    ],
+)
+def test_selector(document, matches, text):
+    """A selector matches labels that meet all of its requirements; NotIn and DoesNotExist match a missing key."""
+    labels = {"": {}, "app=a": {"app": "a"}, "app=b": {"app": "b"}, "tier=x": {"tier": "x"}}
+    selector = select(document)
+    assert [name for name, each in labels.items() if selector.matches(each)] == matches
+    assert sorted(str(selector).split(",")) == sorted(text.split(","))
+    for each in (labels[name] for name in matches):  # one of the anchors is among the labels
+        pairs = {("", None), *((key, None) for key in each), *each.items()}
+        assert pairs & set(selector.anchors())
+
+
+def test_equal_selectors_are_equal_values():
+    """Two documents that mean the same give the same value, so that they share a set."""
+    one = select({"matchLabels": {"a": "1", "b": "2"}})
+    other = select(
+        {"matchLabels": {"b": "2"}, "matchExpressions": [{"key": "a", "operator": "In", "values": ["1", "1"]}]}
+    )
+    assert one == other
+    assert hash(one) == hash(other)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ([], "spec.podSelector is not an object"),
+        ({"matchLabels": {"a": 1}}, "spec.podSelector.matchLabels is not an object of texts"),
+        ({"matchExpressions": "a"}, "spec.podSelector.matchExpressions is not a list"),
+        (expression("a", "Is"), "spec.podSelector.matchExpressions[0].operator 'Is' is none of"),
+        (expression("a", "In"), "spec.podSelector.matchExpressions[0].values must be there"),
+        (expression("a", "Exists", "b"), "spec.podSelector.matchExpressions[0].values must not be there"),
+        (expression("", "Exists"), "spec.podSelector.matchExpressions[0].key is not a label's key"),
+    ],
+)
+def test_invalid_selector(document, message):
+    """A selector that no server accepts is refused with the field."""
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        select(document)
+
+
+def pod(**keys):
+    """Returns a pod of a document; keys of `metadata`, `spec` and `status` replace those of an ordinary one."""
+    document: Any = {
+        "metadata": {"namespace": "shop", "name": "web-0", "uid": "u-1", "labels": {"app": "web"}},
+        "spec": {"nodeName": "n1"},
+        "status": {"phase": "Running", "podIP": "10.0.0.1"},
+    }
+    for key, value in keys.items():
+        document[key].update(value)
+    return parse_pod(document)
+
+
+def test_pod():
+    """A pod has the addresses of podIPs, or podIP, its node, its creation time, and 0 while it is terminating."""
+    assert pod().addresses == (ip_address("10.0.0.1"),)
+    both = pod(status={"podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}]})
+    assert both.addresses == (ip_address("10.0.0.1"), ip_address("fd00::1"))
+    assert pod(status={"podIP": "", "podIPs": None}).addresses == ()
+    assert (both.namespace, both.name, both.uid, both.node) == ("shop", "web-0", "u-1", "n1")
+    created = pod(metadata={"creationTimestamp": "1970-01-01T00:00:07Z"})
+    assert (created.precedence, pod().precedence) == (7, 0)
+    assert not pod(metadata={"deletionTimestamp": "1970-01-01T00:00:07Z", "creationTimestamp": "x"}).precedence
+    assert created._replace(precedence=0).can_have_policies
+
+
+def test_pod_that_is_nobody():
+    """A pod on the host's network, and one in phase Succeeded or Failed, is not concerned by policies."""
+    assert not pod(spec={"hostNetwork": True}).can_have_policies
+    assert not pod(status={"phase": "Succeeded"}).can_have_policies
+    assert not pod(status={"phase": "Failed"}).can_have_policies
+    assert pod(status={"phase": "Unknown"}).can_have_policies
+
+
+def test_named_ports():
+    """Named ports are those of containers and of sidecars, but not of init containers that end; TCP by default."""
+    web = {"ports": [{"name": "http", "containerPort": 80}, {"containerPort": 81}] * 2}
+    dns = {"ports": [{"name": "dns", "containerPort": 53, "protocol": "UDP"}]}
+    init = [{**dns, "restartPolicy": "Always"}, {"ports": [{"name": "x", "containerPort": 1}]}]
+    ports = pod(spec={"containers": [web], "initContainers": init}).ports
+    assert ports == (NamedPort("http", "tcp", 80), NamedPort("dns", "udp", 53))
+
+
+def test_static_pod_has_the_uid_of_its_manifest():
+    """The runtime knows a static pod by the UID that the kubelet computes, which its object has as an annotation."""
+    assert pod(metadata={"annotations": {"kubernetes.io/config.mirror": "4c2a"}}).uid == "4c2a"
+
+
+def test_equal_pods_share_their_labels():
+    """Equal labels and ports of two pods are one object."""
+    ports = {"containers": [{"ports": [{"name": "http", "containerPort": 80}]}]}
+    one, other = pod(spec=ports), pod(spec=ports)
+    assert one.labels is other.labels
+    assert one.ports is other.ports
+
+
+@pytest.mark.parametrize(
+    ("parse", "document", "message"),
+    [
+        (parse_pod, {"metadata": {"name": "a"}}, "the object of a Pod has no name or no namespace"),
+        (parse_pod, {"metadata": {"name": "a", "namespace": "b"}}, "Pod b/a: metadata.uid or spec.nodeName is not"),
+        (
+            parse_pod,
+            {"metadata": {"name": "a", "namespace": "b", "uid": "c", "labels": {"a": 1}}},
+            "Pod b/a: metadata.la",
+        ),
+        (parse_namespace, {}, "the object of a Namespace has no name"),
+        (parse_namespace, {"metadata": {"name": "a", "labels": "b"}}, "Namespace a: metadata.labels is not an object"),
+        (parse_policy, {"metadata": {"name": "a"}}, "the object of a NetworkPolicy has no name or no namespace"),
+    ],
+)
+def test_invalid_objects(parse, document, message):
+    """An object without names, or with labels that are no texts, is refused."""
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        parse(document)
+
+
+def policy(**spec):
+    parsed: Any = parse_policy({"metadata": {"namespace": "shop", "name": "web"}, "spec": spec})
+    return parsed
+
+
+@pytest.mark.parametrize(
+    ("spec", "ingress", "egress"),
+    [
+        ({}, (), None),
+        ({"egress": []}, (), None),
+        ({"egress": [{}]}, (), (Rule(),)),
+        ({"policyTypes": ["Ingress"], "egress": [{}]}, (), None),
+        ({"policyTypes": ["Egress"], "ingress": [{}]}, None, ()),
+        ({"policyTypes": ["Ingress", "Egress"]}, (), ()),
+        ({"ingress": [{}]}, (Rule(),), None),
+        ({"ingress": [{"from": [], "ports": []}]}, (Rule(),), None),
+        ({"ingress": [{"from": None, "ports": None}], "policyTypes": None}, (Rule(),), None),
+        ({"ingress": None}, (), None),
+    ],
+)
+def test_policy_types(spec, ingress, egress):
+    """Without policyTypes a policy isolates ingress, and egress if it has rules; missing and empty lists allow all."""
+    parsed = policy(**spec)
+    assert (parsed.ingress, parsed.egress) == (ingress, egress)
+    assert parsed.pods == ALL
+
+
+def test_peers():
+    """A podSelector alone is for the policy's namespace, a namespaceSelector alone for all pods of its namespaces."""
+    app = {"matchLabels": {"app": "a"}}
+    selector = select(app)
+    block = {"cidr": "10.1.2.3/16", "except": ["10.1.4.0/24", "fd00::/64"]}
+    peers = [
+        {"podSelector": app},
+        {"podSelector": {}},
+        {"namespaceSelector": app},
+        {"namespaceSelector": {}, "podSelector": app},
+        {"ipBlock": block},
+        {"ipBlock": {"cidr": "::/0"}},
+    ]
+    (rule,) = policy(ingress=[{"from": peers}]).ingress
+    assert rule.peers == (
+        PodPeer("shop", None, selector),
+        PodPeer("shop", None, ALL),
+        PodPeer("", selector, ALL),
+        PodPeer("", ALL, selector),
+        IpBlock(ip_network("10.1.0.0/16"), (ip_network("10.1.4.0/24"), ip_network("fd00::/64"))),
+        IpBlock(ip_network("::/0")),
+    )
+
+
+def test_ports():
+    """A port is a number, a range, a name or all of its protocol, which is TCP by default."""
+    ports = [
+        {"port": 80},
+        {"port": 53, "protocol": "UDP", "endPort": 60},
+        {"port": "http", "protocol": "SCTP"},
+        {"protocol": "UDP"},
+        {},
+    ]
+    (rule,) = policy(policyTypes=["Egress"], egress=[{"ports": ports}]).egress
+    assert rule.ports == (
+        PortRange("tcp", 80, 80),
+        PortRange("udp", 53, 60),
+        PortRange("sctp", 0, 0, "http"),
+        PortRange("udp", 0, 65535),
+        PortRange("tcp", 0, 65535),
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"policyTypes": ["ingress"]}, "spec.policyTypes has a value other than Ingress and Egress"),
+        ({"policyTypes": "Ingress"}, "spec.policyTypes is not a list"),
+        ({"podSelector": "a"}, "spec.podSelector is not an object"),
+        ({"ingress": {}}, "spec.ingress is not a list"),
+        ({"ingress": ["a"]}, "spec.ingress[0] is not an object"),
+        ({"ingress": [{}, {"from": [{}]}]}, "spec.ingress[1].from[0] has no selector and no ipBlock"),
+        ({"ingress": [{"from": [{"ipBlock": {"cidr": "::/0"}, "podSelector": {}}]}]}, "spec.ingress[0].from[0] has an"),
+        ({"ingress": [{"from": [{"ipBlock": {}}]}]}, "spec.ingress[0].from[0].ipBlock.cidr is not a text"),
+        (
+            {"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.1"}}]}]},
+            "spec.egress[0].to[0].ipBlock.cidr '10.0.0.1' is n",
+        ),
+        (
+            {"egress": [{"to": [{"ipBlock": {"cidr": "::/0", "except": ["a"]}}]}]},
+            "spec.egress[0].to[0].ipBlock.except[0",
+        ),
+        ({"ingress": [{"ports": [{"port": 0}]}]}, "spec.ingress[0].ports[0]: 0 to 0 is not a range of ports"),
+        ({"ingress": [{"ports": [{"port": 65536}]}]}, "spec.ingress[0].ports[0]: 65536 to 65536 is not a range"),
+        ({"ingress": [{"ports": [{"port": 80, "endPort": 79}]}]}, "spec.ingress[0].ports[0]: 80 to 79 is not a range"),
+        ({"ingress": [{"ports": [{"port": True}]}]}, "spec.ingress[0].ports[0]: True to True is not a range of ports"),
+        ({"ingress": [{"ports": [{"port": "a", "endPort": 80}]}]}, "spec.ingress[0].ports[0] has an endPort without"),
+        ({"ingress": [{"ports": [{"endPort": 80}]}]}, "spec.ingress[0].ports[0] has an endPort without a number"),
+        ({"ingress": [{"ports": [{"protocol": "ICMP"}]}]}, "spec.ingress[0].ports[0].protocol 'ICMP' is none of TCP"),
+    ],
+)
+def test_invalid_policy_is_closed(spec, message):
+    """A policy that no server accepts is refused with name and field, and its substitute allows nothing at all."""
+    with pytest.raises(ValueError, match="^" + re.escape(f"NetworkPolicy shop/web: {message}")):
+        policy(**spec)
+    closed = closed_policy({"metadata": {"namespace": "shop", "name": "web"}, "spec": spec})
+    assert (closed.pods, closed.ingress, closed.egress) == (ALL, (), ())
+
+
+def test_closed_policy_selects_the_same_pods():
+    """The substitute of an invalid policy selects the policy's pods, or all of its namespace if these are unclear."""
+    spec = {"podSelector": {"matchLabels": {"app": "a"}}, "ingress": 5}
+    metadata = {"namespace": "shop", "name": "web"}
+    assert closed_policy({"metadata": metadata, "spec": spec}).pods == select({"matchLabels": {"app": "a"}})
+    assert closed_policy({"metadata": metadata}).pods == ALL
