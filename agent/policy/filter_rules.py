@@ -4,7 +4,8 @@ This module is pure. The base chains never change. They judge a connection's fir
 
     chain egress  { type filter hook forward priority -10; ... ip saddr vmap @egress4; ip6 saddr vmap @egress6 }
     chain ingress { type filter hook forward priority -9; ... ip daddr vmap @ingress4; ip6 daddr vmap @ingress6 }
-    chain output-egress, output-ingress { type filter hook output; fib saddr type local accept; ... }
+    chain output-egress  { type filter hook output priority -10; ... }
+    chain output-ingress { type filter hook output priority -9; fib saddr type local accept; ... }
 
 An accept ends the base chain of its direction only, so both ends of a connection must accept it. IPVS sends the packets
 that it translated through output; the node's packets are accepted there.
@@ -28,7 +29,7 @@ from kernel.rtnl import Request
 from process.values import replace
 
 _FORWARD, _OUTPUT = 2, 3  # NF_INET_*
-_PRIORITIES = {"egress": -10, "ingress": -9}  # before the chains with priority filter, of firewalls
+_EGRESS_PRIORITY, _INGRESS_PRIORITY = -10, -9  # before the chains with priority filter, of firewalls
 _VERSIONS = (4, 6)
 
 EGRESS_MAPS = {version: replace(one, verdicts=True) for version, one in EGRESS.items()}
@@ -44,6 +45,7 @@ _KEYS = {
 
 
 def _base_rules(direction: str) -> tuple[TextRule, ...]:
+    """Returns the rules of all base chains of a direction."""
     maps, verdict, field = {
         "egress": (EGRESS_MAPS, nft_rule.source_verdict, "saddr"),
         "ingress": (INGRESS_MAPS, nft_rule.destination_verdict, "daddr"),
@@ -51,8 +53,6 @@ def _base_rules(direction: str) -> tuple[TextRule, ...]:
     ip = {4: "ip", 6: "ip6"}
     return (
         TextRule("ct state established,related accept", nft_rule.established_or_related() + ACCEPT),
-        # Neighbour discovery passes a bridge's hooks with br_netfilter.
-        TextRule("icmpv6 type 133-137 accept", nft_rule.neighbour_discovery() + ACCEPT),
         *(
             TextRule(
                 f"{ip[version]} saddr . {ip[version]} daddr @{one.name} accept",
@@ -67,13 +67,15 @@ def _base_rules(direction: str) -> tuple[TextRule, ...]:
     )
 
 
-_OWN_PACKETS = TextRule("fib saddr type local accept", nft_rule.from_this_host() + ACCEPT)
+# Frames between pods of one bridge pass the hook forward, those of neighbour discovery too.
+_NEIGHBOUR_DISCOVERY = TextRule("icmpv6 type 133-137 accept", nft_rule.neighbour_discovery() + ACCEPT)
+_NODE = TextRule("fib saddr type local accept", nft_rule.from_this_host() + ACCEPT)
+_EGRESS, _INGRESS = _base_rules("egress"), _base_rules("ingress")
 _RULES = {
-    **{Chain(TABLE, name, Hook("filter", _FORWARD, at)): _base_rules(name) for name, at in _PRIORITIES.items()},
-    **{
-        Chain(TABLE, f"output-{name}", Hook("filter", _OUTPUT, at)): (_OWN_PACKETS, *_base_rules(name))
-        for name, at in _PRIORITIES.items()
-    },
+    Chain(TABLE, "egress", Hook("filter", _FORWARD, _EGRESS_PRIORITY)): (_NEIGHBOUR_DISCOVERY, *_EGRESS),
+    Chain(TABLE, "ingress", Hook("filter", _FORWARD, _INGRESS_PRIORITY)): (_NEIGHBOUR_DISCOVERY, *_INGRESS),
+    Chain(TABLE, "output-egress", Hook("filter", _OUTPUT, _EGRESS_PRIORITY)): _EGRESS,
+    Chain(TABLE, "output-ingress", Hook("filter", _OUTPUT, _INGRESS_PRIORITY)): (_NODE, *_INGRESS),
 }
 BASE = BaseTable(
     TABLE,

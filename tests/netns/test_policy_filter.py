@@ -66,7 +66,6 @@ TABLE = FilterTable(
 )
 OF_ALL = """
         ct state established,related accept
-        icmpv6 type 133-137 accept
         ip saddr . ip daddr @self4 accept
         ip6 saddr . ip6 daddr @self6 accept"""
 LISTING = f"""
@@ -131,18 +130,19 @@ table inet podwire_policy {{
         elements = {{ 1-5, 80, 65000-65535 }}
     }}
     chain egress {{
-        type filter hook forward priority filter - 10; policy accept;{OF_ALL}
+        type filter hook forward priority filter - 10; policy accept;
+        icmpv6 type 133-137 accept{OF_ALL}
         ip saddr vmap @egress4
         ip6 saddr vmap @egress6
     }}
     chain ingress {{
-        type filter hook forward priority filter - 9; policy accept;{OF_ALL}
+        type filter hook forward priority filter - 9; policy accept;
+        icmpv6 type 133-137 accept{OF_ALL}
         ip daddr vmap @ingress4
         ip6 daddr vmap @ingress6
     }}
     chain output-egress {{
-        type filter hook output priority filter - 10; policy accept;
-        fib saddr type local accept{OF_ALL}
+        type filter hook output priority filter - 10; policy accept;{OF_ALL}
         ip saddr vmap @egress4
         ip6 saddr vmap @egress6
     }}
