@@ -94,7 +94,7 @@ def pods_by_address(pods: Iterable[Pod]) -> dict[Address, Pod]:
 
 
 def decide(cluster: Cluster, connection: Connection) -> Decision:
-    """Returns whether both ends allow a connection, as the decision of the end that has most to say, the source first."""
+    """Returns whether both ends allow a connection: the decision of the end that has most to say, first the source."""
     ends = [decide_direction(cluster, connection, direction) for direction in (EGRESS, INGRESS)]
     return max(ends, key=lambda end: (not end.allowed, bool(end.policies), bool(end.exemption), bool(end.pod)))
 

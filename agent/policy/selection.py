@@ -150,16 +150,6 @@ class Selection:
         local = self._records.get(record_name)
         return local is not None and local.pod is not None
 
-    def pod_names(self) -> Iterator[PodName]:
-        """Yields namespace and name of each pod's object, for a comparison with a new list."""
-        for namespace, pods in self._pods.items():
-            for name in pods:
-                yield namespace, name
-
-    def used_policies(self) -> Mapping[PodName, int]:
-        """Returns the number of pods on this node for each policy that selects one, by namespace and name."""
-        return {name: len(use.pods) for name, use in self._uses.items()}
-
     def cluster(self, nodes: Mapping[str, frozenset[Address]]) -> Cluster:
         """Returns all of it for the evaluator."""
         policies = [policy for policies in self.policies.values() for policy in policies.values()]
