@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from agent.policy import filter_rules
 from agent.policy.filter_rules import BASE, BASE_SETS
-from agent.policy.filter_table import ChainContent, FilterRule, FilterTable, SetChange
+from agent.policy.filter_table import AcceptRule, ChainContent, FilterTable, SetChange
 from attachment.policy.table import TABLE
 from kernel.netfilter import nft, nft_counter, nft_interval, nft_map, nft_set, nft_table
 from kernel.netfilter.nft import Chain, NftSocket
@@ -20,7 +20,7 @@ from kernel.netfilter.nft_set import Set, Signature
 from kernel.netfilter.nft_table import TableContent
 from kernel.rtnl import Request
 
-_OTHER_CONTENT = ChainContent("", (FilterRule(protocol="?"),))  # equals no desired content
+_OTHER_CONTENT = ChainContent("", (AcceptRule(protocol="?"),))  # equals no desired content
 
 
 class ExistingFilter(NamedTuple):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 
-from agent.policy.filter_table import ChainContent, Element, FilterRule, Verdict
+from agent.policy.filter_table import AcceptRule, ChainContent, Element, Verdict
 from attachment.policy.table import EGRESS, INGRESS, SELF, TABLE
 from cni.address import Address
 from kernel.netfilter import nft_expression, nft_interval, nft_rule, nft_set
@@ -109,7 +109,7 @@ def rules_of(name: str, content: ChainContent) -> list[bytes]:
     return [*(_expressions(rule, is_egress=name.startswith("e-")) for rule in content.rules), last]
 
 
-def _expressions(rule: FilterRule, *, is_egress: bool) -> bytes:
+def _expressions(rule: AcceptRule, *, is_egress: bool) -> bytes:
     if rule.pair_set:
         return nft_rule.destination_and_port_in(rule.version, rule.protocol, rule.pair_set) + ACCEPT
     matches = b""

@@ -1,8 +1,8 @@
 """The desired packet filter of a node as a value: what `plan` computes and `filter` creates in the kernel.
 
-This module is pure and has no bytes. The names tell the kinds:
+This module is pure and has no bytes. The kinds have these names:
 
-    chains  i-<hash>  ingress of the pods of one group: `FilterRule`s match the packet's source and destination port
+    chains  i-<hash>  ingress of the pods of one group: `AcceptRule`s match the packet's source and destination port
             e-<hash>  egress: they match the packet's destination and destination port
     sets    s4-<hash>, s6-<hash>  Address                 the pods of a peer selector
             p4-<hash>, p6-<hash>  (Address, port number)  peers with the number of a named port
@@ -24,7 +24,7 @@ from cni.address import Address
 Element = Address | tuple[Address, int] | tuple[Address, Address] | tuple[int, int]
 
 
-class FilterRule(NamedTuple):
+class AcceptRule(NamedTuple):
     """A rule that accepts the packets which match all of its fields; without any it accepts every packet.
 
     `version` is the IP version of the sets, 0 in a rule that names no set of addresses. `peer_set` (s or b) must
@@ -46,7 +46,7 @@ class ChainContent(NamedTuple):
     """A chain: the comment that `nft list` shows (the first 128 bytes), and the rules in order."""
 
     comment: str
-    rules: tuple[FilterRule, ...]
+    rules: tuple[AcceptRule, ...]
 
 
 class Verdict(NamedTuple):

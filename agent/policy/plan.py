@@ -15,7 +15,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple, TypeVar
 
-from agent.policy.filter_table import EMPTY, ChainContent, Element, FilterRule, FilterTable, SetChange, Verdict
+from agent.policy.filter_table import EMPTY, AcceptRule, ChainContent, Element, FilterTable, SetChange, Verdict
 from agent.policy.objects import EGRESS, INGRESS, LAST_PORT, IpBlock, NamedPort, PodPeer, Policy, PortRange, Rule
 from agent.policy.peer_sets import PeerSets, SetKey, set_keys
 from agent.policy.selection import LocalPod, Selection
@@ -65,40 +65,40 @@ class _Chain:
         port_sets = {rule.port_set for rule in filter_rules}  # no rule has those of ports whose peers are no address
         self.constants = {name: each for name, each in self.constants.items() if name[0] != "t" or name in port_sets}
 
-    def _filter_rules(self, rule: Rule) -> Iterator[FilterRule]:
+    def _filter_rules(self, rule: Rule) -> Iterator[AcceptRule]:
         port_rules = list(self._port_rules(rule.ports))
-        peers = self._peer_rules(rule.peers) if rule.peers is not None and port_rules else [FilterRule()]
+        peers = self._peer_rules(rule.peers) if rule.peers is not None and port_rules else [AcceptRule()]
         for peer in peers:
             for ports in port_rules:
                 yield ports._replace(version=peer.version, peer_set=peer.peer_set)
         for key in set_keys(rule, self.group.direction):
             for version in self.group.versions if key.port_name else ():
                 name = self._use_peer_set(key, version)
-                yield FilterRule(version=version, protocol=key.protocol, pair_set=name)
+                yield AcceptRule(version=version, protocol=key.protocol, pair_set=name)
 
-    def _peer_rules(self, peers: Sequence[object]) -> Iterator[FilterRule]:
+    def _peer_rules(self, peers: Sequence[object]) -> Iterator[AcceptRule]:
         blocks = [peer for peer in peers if isinstance(peer, IpBlock)]
         for version in self.group.versions:
             for peer in peers:
                 if isinstance(peer, PodPeer):
-                    yield FilterRule(version, self._use_peer_set(SetKey(peer), version))
+                    yield AcceptRule(version, self._use_peer_set(SetKey(peer), version))
             ranges = _block_ranges([block for block in blocks if block.network.version == version])
             if ranges:
                 address = IPv4Address if version == 4 else IPv6Address
                 addresses = frozenset((address(first), address(last)) for first, last in ranges)
-                yield FilterRule(version, self._use_constant(f"b{version}", ranges, addresses))
+                yield AcceptRule(version, self._use_constant(f"b{version}", ranges, addresses))
 
-    def _port_rules(self, ports: Sequence[PortRange] | None) -> Iterator[FilterRule]:
+    def _port_rules(self, ports: Sequence[PortRange] | None) -> Iterator[AcceptRule]:
         if ports is None:
-            yield FilterRule()
+            yield AcceptRule()
         for protocol in sorted({port.protocol for port in ports or ()}):
             ranges = _merge(each for port in ports or () if port.protocol == protocol for each in self._numbers(port))
             if ranges == [(0, LAST_PORT)]:
-                yield FilterRule(protocol=protocol)
+                yield AcceptRule(protocol=protocol)
             elif len(ranges) == 1:
-                yield FilterRule(protocol=protocol, ports=ranges[0])
+                yield AcceptRule(protocol=protocol, ports=ranges[0])
             elif ranges:
-                yield FilterRule(protocol=protocol, port_set=self._use_constant("t", ranges, frozenset(ranges)))
+                yield AcceptRule(protocol=protocol, port_set=self._use_constant("t", ranges, frozenset(ranges)))
 
     def _numbers(self, port: PortRange) -> list[_Range]:
         """Returns the numbers of a port; of a name as ingress those of this pod, as egress pair sets have them."""

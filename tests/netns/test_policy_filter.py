@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from agent.policy.filter import PolicyFilter
-from agent.policy.filter_table import EMPTY, ChainContent, FilterRule, FilterTable, SetChange, Verdict
+from agent.policy.filter_table import EMPTY, AcceptRule, ChainContent, FilterTable, SetChange, Verdict
 from attachment.policy.table import EGRESS, INGRESS, SELF
 from kernel.netfilter import nft, nft_set
 from tests.support import namespaces
@@ -33,21 +33,21 @@ TABLE = FilterTable(
         "e-1": ChainContent(
             "egress of shop: default-deny",
             (
-                FilterRule(4, protocol="tcp", pair_set="p4-1"),
-                FilterRule(6, protocol="udp", pair_set="p6-1"),
-                FilterRule(4, "s4-1", "tcp"),
+                AcceptRule(4, protocol="tcp", pair_set="p4-1"),
+                AcceptRule(6, protocol="udp", pair_set="p6-1"),
+                AcceptRule(4, "s4-1", "tcp"),
             ),
         ),
         "i-1": ChainContent(
             'ingress of shop: "web"',
             (
-                FilterRule(4, "s4-1"),
-                FilterRule(6, "s6-1", "tcp", (80, 80)),
-                FilterRule(4, "b4-1", "udp", (80, 90)),
-                FilterRule(0, "", "sctp", None, "t-1"),
-                FilterRule(6, "b6-1"),
-                FilterRule(protocol="tcp"),
-                FilterRule(),
+                AcceptRule(4, "s4-1"),
+                AcceptRule(6, "s6-1", "tcp", (80, 80)),
+                AcceptRule(4, "b4-1", "udp", (80, 90)),
+                AcceptRule(0, "", "sctp", None, "t-1"),
+                AcceptRule(6, "b6-1"),
+                AcceptRule(protocol="tcp"),
+                AcceptRule(),
             ),
         ),
     },
@@ -284,11 +284,11 @@ class RandomTables:
         ports = random.choice(({}, {"ports": (80, 80)}, {"ports": (1, number + 7)}, {"port_set": f"t-{number}"}))
         return random.choice(
             (
-                FilterRule(),
-                FilterRule(version, protocol=protocol, pair_set=f"p{version}-{number}"),
-                FilterRule(version, f"{random.choice('sb')}{version}-{number}"),
-                FilterRule(version, f"{random.choice('sb')}{version}-{number}", protocol, **ports),
-                FilterRule(protocol=protocol, **ports),
+                AcceptRule(),
+                AcceptRule(version, protocol=protocol, pair_set=f"p{version}-{number}"),
+                AcceptRule(version, f"{random.choice('sb')}{version}-{number}"),
+                AcceptRule(version, f"{random.choice('sb')}{version}-{number}", protocol, **ports),
+                AcceptRule(protocol=protocol, **ports),
             )
         )
 
@@ -330,7 +330,7 @@ def test_differences_equal_a_new_table(host, new_host, packet_filter, seed):
 def test_sets_changed_in_place(host, packet_filter):
     """A difference of a set that was changed in place changes the kernel's set; other sets are left alone."""
     addresses, pairs = set(PODS[4][:5]), {(A, 80), (B, 81)}
-    rules = FilterRule(4, "s4-1"), FilterRule(4, protocol="tcp", pair_set="p4-1")
+    rules = AcceptRule(4, "s4-1"), AcceptRule(4, protocol="tcp", pair_set="p4-1")
     table = FilterTable({A: Verdict("e-1")}, {"e-1": ChainContent("", rules)}, {"s4-1": addresses, "p4-1": pairs})
     packet_filter.apply(table)
     addresses ^= {A, PODS[4][9]}
@@ -450,16 +450,16 @@ def test_costs(packet_filter):
     everyone = set(pods)
     chains = {
         f"{kind}-{n}": ChainContent(
-            "", tuple(FilterRule(4, f"s4-{(n + k) % 90}", "tcp", (80 + k, 80 + k)) for k in range(8))
+            "", tuple(AcceptRule(4, f"s4-{(n + k) % 90}", "tcp", (80 + k, 80 + k)) for k in range(8))
         )
         for n in range(240)
         for kind in "ei"
     }
-    chains["e-0"] = ChainContent("", (FilterRule(4, "s4-all"),))
+    chains["e-0"] = ChainContent("", (AcceptRule(4, "s4-all"),))
     verdicts = {pods[n]: Verdict(f"e-{n}", f"i-{n}") for n in range(240)}
     table = FilterTable(verdicts, chains, {**sets, "s4-all": everyone})
     with_pod = table._replace(verdicts={**verdicts, first - 1: Verdict("e-7", "i-7")})
-    with_rule = table._replace(chains={**chains, "i-9": ChainContent("", (FilterRule(),))})
+    with_rule = table._replace(chains={**chains, "i-9": ChainContent("", (AcceptRule(),))})
     packet_filter.apply(table)
     costs = {"join": [], "leave": [], "local pod": [], "policy": []}
     for n in range(100):

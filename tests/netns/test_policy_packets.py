@@ -13,7 +13,7 @@ import pytest
 
 from agent.policy.evaluator import Connection, decide_direction
 from agent.policy.filter import PolicyFilter
-from agent.policy.filter_table import EMPTY, ChainContent, FilterRule, FilterTable, Verdict
+from agent.policy.filter_table import EMPTY, AcceptRule, ChainContent, FilterTable, Verdict
 from agent.policy.objects import EGRESS, INGRESS
 from tests.support.policy_packets import NODE_ADDRESSES, OUTSIDE, PODS, PacketNode, packet_node
 from tests.support.policy_world import World
@@ -96,11 +96,11 @@ def test_rules(node, packet_filter, direction, subject, version):
     peers |= {number: pod(number, version) for number in range(1, 13)}
     block = (ip_address("203.0.113.0"), ip_address("203.0.113.9")) if version == 4 else (HOST6, HOST6)
     rules = [
-        FilterRule(version, f"s{version}-1", "tcp", (80, 80)),
-        FilterRule(version, f"s{version}-2"),
-        FilterRule(version, f"b{version}-1", "udp", (8000, 8010)),
-        FilterRule(0, "", "sctp", None, "t-1"),
-        *([FilterRule(version, protocol="udp", pair_set=f"p{version}-1")] if direction == EGRESS else ()),
+        AcceptRule(version, f"s{version}-1", "tcp", (80, 80)),
+        AcceptRule(version, f"s{version}-2"),
+        AcceptRule(version, f"b{version}-1", "udp", (8000, 8010)),
+        AcceptRule(0, "", "sctp", None, "t-1"),
+        *([AcceptRule(version, protocol="udp", pair_set=f"p{version}-1")] if direction == EGRESS else ()),
     ]
     sets = {
         f"s{version}-1": {peers[1], peers[8]},
@@ -124,7 +124,7 @@ def test_rules(node, packet_filter, direction, subject, version):
 def test_both_ends_must_allow(node, packet_filter, version):
     """A connection passes if the egress of its source and the ingress of its destination accept it, not only one."""
     source, destination = pod(1, version), pod(2, version)
-    allowed, denied = (FilterRule(protocol="tcp", ports=(80, 80)),), ()
+    allowed, denied = (AcceptRule(protocol="tcp", ports=(80, 80)),), ()
     for egress, ingress in ((allowed, allowed), (allowed, denied), (denied, allowed)):
         table = FilterTable(
             {source: Verdict("e-1", ""), destination: Verdict("", "i-1")},
@@ -223,7 +223,7 @@ def test_replies_pass(node, packet_filter, subjects):
     table = FilterTable(
         {one: Verdict("e-1", "i-2"), two: Verdict("e-2", "i-1")},
         {
-            **{name: ChainContent("", (FilterRule(protocol="udp", ports=(80, 80)),)) for name in ("e-1", "i-1")},
+            **{name: ChainContent("", (AcceptRule(protocol="udp", ports=(80, 80)),)) for name in ("e-1", "i-1")},
             **{name: ChainContent("", ()) for name in ("e-2", "i-2")},
         },
         {},
@@ -288,10 +288,10 @@ def test_services(node, packet_filter, version, numbers):
     packet_filter.apply(deny(one, egress=False))
     assert reached() == [set(), {two}, {two}, {one}, {one}, set()]
     name = f"s{version}-1"
-    packet_filter.apply(table_of([one, two], [FilterRule(version, name)], {name: {third, one}}))
+    packet_filter.apply(table_of([one, two], [AcceptRule(version, name)], {name: {third, one}}))
     assert reached() == [{one}, {two}, set(), {one}, {one}, set()]
     name = f"b{version}-1"
-    packet_filter.apply(table_of([one], [FilterRule(version, name)], {name: {(outside, outside)}}, egress=False))
+    packet_filter.apply(table_of([one], [AcceptRule(version, name)], {name: {(outside, outside)}}, egress=False))
     assert reached() == [set(), {two}, {two}, {one}, {one}, {one}]
 
 
@@ -303,7 +303,7 @@ def test_packets_that_the_node_translated(node, packet_filter, version):
     """
     one, two = pod(1, version), pod(9, version)
     there, allowed = Connection(one, two, "udp", 80), Connection(one, two, "udp", 81)
-    rules = [FilterRule(protocol="udp", ports=(81, 81))]
+    rules = [AcceptRule(protocol="udp", ports=(81, 81))]
     for direction in ({"egress": False}, {"ingress": False}):
         packet_filter.apply(table_of([one, two], rules, **direction))
         assert node.passed(there, allowed, place=node.host) == [False, True]
@@ -321,7 +321,7 @@ class BaseRule(NamedTuple):
 
 
 ONE, TWO, ONE6, TWO6 = pod(1), pod(2), pod(1, 6), pod(2, 6)
-_UDP = (FilterRule(protocol="udp"),)
+_UDP = (AcceptRule(protocol="udp"),)
 
 
 def reply(node):
@@ -415,11 +415,11 @@ def test_no_denied_packet_passes_during_changes(node, packet_filter):
     The tables differ in chains, rules, sets, verdicts and elements; each packet is a new connection.
     """
     sets = [{"s4-1": {ONE}, "s4-2": {pod(3), ONE}}, {"s4-1": {ONE, pod(3)}, "s4-2": {ONE}}, {"s4-1": {ONE}}]
-    allow = FilterRule(4, "s4-1", "udp", (80, 80))
+    allow = AcceptRule(4, "s4-1", "udp", (80, 80))
     rules = [
-        [FilterRule(4, "s4-2", "udp", (80, 81)), FilterRule(protocol="tcp")],
+        [AcceptRule(4, "s4-2", "udp", (80, 81)), AcceptRule(protocol="tcp")],
         [allow],
-        [FilterRule(4, "s4-1"), allow],
+        [AcceptRule(4, "s4-1"), allow],
     ]
     tables = []
     for elements, accepts in zip(sets, rules, strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.policy.evaluator import decide_direction
-from agent.policy.filter_table import EMPTY, FilterRule, SetChange
+from agent.policy.filter_table import EMPTY, AcceptRule, SetChange
 from agent.policy.objects import EGRESS, INGRESS, NamedPort, Pod, parse_policy
 from agent.policy.plan import Plan
 from agent.policy.selection import Selection
@@ -111,7 +111,7 @@ def test_pods_of_the_same_policies_share_their_chains(node):
     (chain,) = node.table.chains.values()
     assert chain.comment == "ingress of shop: a, b"
     (name,) = node.table.sets
-    assert chain.rules == (FilterRule(4, name),)  # the two policies' rules are equal
+    assert chain.rules == (AcceptRule(4, name),)  # the two policies' rules are equal
     assert {A, B} == node.table.sets[name]
     assert node.table.verdicts[A] == node.table.verdicts[B]
     assert not node.table.verdicts[A].egress
@@ -134,16 +134,16 @@ PORTS = (NamedPort("http", "tcp", 80), NamedPort("http", "udp", 81), NamedPort("
 @pytest.mark.parametrize(
     ("ports", "expected"),
     [
-        ([], [FilterRule()]),
-        ([{}], [FilterRule(protocol="tcp")]),
-        ([{"port": 80}], [FilterRule(protocol="tcp", ports=(80, 80))]),
-        ([{"port": 80, "endPort": 90}, {"port": 91}], [FilterRule(protocol="tcp", ports=(80, 91))]),
-        ([{"port": 80}, {}], [FilterRule(protocol="tcp")]),
-        ([{"port": "http"}], [FilterRule(protocol="tcp", ports=(80, 80))]),
+        ([], [AcceptRule()]),
+        ([{}], [AcceptRule(protocol="tcp")]),
+        ([{"port": 80}], [AcceptRule(protocol="tcp", ports=(80, 80))]),
+        ([{"port": 80, "endPort": 90}, {"port": 91}], [AcceptRule(protocol="tcp", ports=(80, 91))]),
+        ([{"port": 80}, {}], [AcceptRule(protocol="tcp")]),
+        ([{"port": "http"}], [AcceptRule(protocol="tcp", ports=(80, 80))]),
         ([{"port": "http", "protocol": "SCTP"}], []),
         (
             [{"port": "dns", "protocol": "UDP"}, {"port": 80, "protocol": "UDP"}, {"port": 9, "protocol": "SCTP"}],
-            [FilterRule(protocol="sctp", ports=(9, 9)), FilterRule(protocol="udp", port_set="t")],
+            [AcceptRule(protocol="sctp", ports=(9, 9)), AcceptRule(protocol="udp", port_set="t")],
         ),
     ],
 )
