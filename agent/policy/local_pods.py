@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 from attachment.policy import records, table
 from attachment.policy.records import PodRecord
@@ -56,11 +56,9 @@ class LocalPods:
 
     def read(self, name: str) -> None:
         """Reads a record again."""
-        with ExitStack() as stack:
-            pod, inode = None, 0
-            with suppress(OSError, ValueError):  # absent, or damaged: DEL deletes it
-                descriptor = _open(name, stack)
-                pod, inode = records.parse(os.read(descriptor, _MAX_BYTES)), os.fstat(descriptor).st_ino
+        pod, inode = None, 0
+        with suppress(OSError, ValueError), open(records.path_of(name), "rb") as file:  # a damaged one: DEL deletes it
+            pod, inode = records.parse(file.read(_MAX_BYTES)), os.fstat(file.fileno()).st_ino
         if pod is None or not (pod.namespace and pod.pod):
             self._forget(name)
         elif (pod, inode) != (self.by_name.get(name), self._inodes.get(name)):
@@ -76,11 +74,15 @@ class LocalPods:
     @contextmanager
     def locked(self) -> Iterator[bool]:
         """Locks all records while the context is active; yields False if one was deleted, or DEL has locked it."""
-        with ExitStack() as stack:
-            gone = [name for name, inode in self._inodes.items() if not _lock(name, inode, stack)]
+        descriptors: list[int] = []
+        try:
+            gone = [name for name, inode in self._inodes.items() if not _lock(name, inode, descriptors)]
             for name in gone:
                 self._forget(name)
             yield not gone
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def _forget(self, name: str) -> None:
         self._inodes.pop(name, None)
@@ -88,18 +90,12 @@ class LocalPods:
             self._changed.add(name)
 
 
-def _open(name: str, stack: ExitStack) -> int:
-    descriptor = os.open(records.path_of(name), os.O_RDONLY | os.O_CLOEXEC)
-    stack.callback(os.close, descriptor)
-    return descriptor
-
-
-def _lock(name: str, inode: int, stack: ExitStack) -> bool:
-    """Locks a record, if it is still the same file."""
+def _lock(name: str, inode: int, descriptors: list[int]) -> bool:
+    """Locks a record, if it is still the same file; adds the descriptor, which holds the lock."""
     try:
-        descriptor = _open(name, stack)
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        status = os.fstat(descriptor)
+        descriptors.append(os.open(records.path_of(name), os.O_RDONLY | os.O_CLOEXEC))
+        fcntl.flock(descriptors[-1], fcntl.LOCK_SH | fcntl.LOCK_NB)
+        status = os.fstat(descriptors[-1])
     except OSError:
         return False
     return status.st_nlink > 0 and status.st_ino == inode

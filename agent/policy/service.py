@@ -152,15 +152,12 @@ class PolicyService:
         return number
 
     def _take_records(self) -> None:
-        has_changed = False
         for name, pod in self._local.take_changes():
-            has_changed = True
             if pod:
                 self._selection.set_local(name, pod)
+                self._bridge = self._bridge or preconditions.find_unfiltered_bridge([pod])
             else:
                 self._selection.remove_local(name)
-        if has_changed:
-            self._check_bridge()
 
     def _fail(self, problem: str) -> None:
         self._failure = problem
@@ -209,7 +206,7 @@ class PolicyService:
             self._failure = str(error)
         if (before and not self._obstacle) or self._failure:
             self._schedule()
-        self._check_bridge()
+        self._bridge = preconditions.find_unfiltered_bridge(self._local.by_name.values())
         self._report_problems()
 
     def _read_drops(self, policy_filter: PolicyFilter) -> None:
@@ -224,9 +221,6 @@ class PolicyService:
     def _report_problems(self) -> None:
         starting = "" if self._is_applied or self._obstacle else "starting"
         self._report(joined([self._obstacle, self._failure, self._bridge, *self._objects.problems()]) or starting)
-
-    def _check_bridge(self) -> None:
-        self._bridge = preconditions.find_unfiltered_bridge(self._local.by_name.values())
 
     def _compare(self) -> None:
         self._loop.call_at(now() + _COMPARE_S, self._compare)
