@@ -45,7 +45,10 @@ class Ruleset:
         elif kind == _GETGEN:
             yield request.encode(GenerationMessage, _NEWGEN, {}, [("NFTA_GEN_ID", 1)])
         elif kind == _DELSETELEM:  # there is one pod: delete all elements
-            self._delete(content[: content.rindex(_ELEMENTS_START)])
+            self._delete(_set_of(content))
+        elif kind == _GETSETELEM and not request.is_dump:  # a look-up of one element: the set has it, or is empty
+            elements = self._stored(_NEWSETELEM, _set_of(content))
+            yield request.answer(_NEWSETELEM, elements[0][1]) if elements else request.refusal(errno.ENOENT)
         elif kind == _GETSETELEM:
             yield from (request.answer(_NEWSETELEM, stored) for _, stored in self._stored(_NEWSETELEM, content))
         elif kind == _GETSET:
@@ -87,3 +90,8 @@ class Ruleset:
         mark = _NAME_START.pack(_NAME_START.size + len(name), 2) + name
         rules = [rule for kind, rule in self._objects.values() if kind == _NEWRULE and rule[0] == chain[0]]
         return _USE.pack(_USE.size, 6, sum(mark in rule for rule in rules).to_bytes(4, "big"))
+
+
+def _set_of(content: bytes) -> bytes:
+    """Returns the start of a message about elements, which names their set."""
+    return content[: content.rindex(_ELEMENTS_START) - 2]  # before the attribute's length

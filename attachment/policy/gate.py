@@ -1,4 +1,4 @@
-"""ADD's wait until podwire-agent has applied the pod's policies, and DEL's removal of its addresses from the filter.
+"""ADD's wait until podwire-agent has applied the pod's policies, and the addresses that DEL removes from the filter.
 
 One rule: a pod of a namespace with policies starts only after the agent's answer, and one that starts without it is in
 a namespace without policies.
@@ -30,10 +30,7 @@ from cni import gojson
 from cni.address import Address
 from cni.errors import CniError, Code
 from kernel import boot, inotify, system
-from kernel.errors import KernelError
-from kernel.netfilter import nft
-from kernel.netfilter.nft import NftSocket
-from kernel.netfilter.nft_set import Set, delete_element_requests
+from kernel.netfilter.nft_set import Set
 from kernel.rtnl import Deadline
 from process import files, record
 
@@ -91,30 +88,17 @@ def current_boot() -> str:
     return boot.get_boot_id().decode().strip()
 
 
-def remove_addresses(socket: NftSocket, addresses: Iterable[Address]) -> None:
-    """Removes a pod's addresses from the agent's maps and sets; absent elements, and tables, are success.
-
-    Each has a transaction of its own, since the kernel refuses one with an absent element. Raises KernelError.
-    """
-    for address in addresses:
-        record.note_change(f"remove {address} from the packet filter of network policies")
-        for one, key in (
+def filter_keys(addresses: Iterable[Address]) -> list[tuple[Set, bytes]]:
+    """Returns the elements that a pod's addresses may have in the agent's maps and sets: set and key."""
+    return [
+        (element_sets[address.version], key)
+        for address in addresses
+        for element_sets, key in (
             (table.EGRESS, address.packed),
             (table.INGRESS, address.packed),
             (table.SELF, address.packed * 2),
-        ):
-            delete_element(socket, one[address.version], key)
-
-
-def delete_element(socket: NftSocket, element_set: Set, key: bytes) -> None:
-    """Deletes an element of a set; an absent one, or an absent set, is success. Raises KernelError."""
-    garbage = socket.garbage
-    try:
-        nft.change(socket, *delete_element_requests(element_set, [key]), recorded=False)
-    except KernelError as error:
-        if error.errno not in nft.ABSENT_ERRNOS:
-            raise
-        socket.garbage = garbage  # a refused transaction leaves nothing to free
+        )
+    ]
 
 
 def _ask_again(request: bytes, generation: int, deadline: Deadline, problem: str) -> str:

@@ -4,8 +4,8 @@ One rule: DEL looks for the attachment's record whatever the configuration has b
 anything else. So a network without networkPolicy costs ADD nothing, and DEL one failed open(2), GC one listing.
 
 ADD writes the record and guards the port before the pod's interface is up, and waits for podwire-agent as its last
-step: the agent works meanwhile. Removal is one step, in reverse: addresses out of the packet filter, guard, record;
-only then does IPAM release the addresses.
+step: the agent works meanwhile. Removal is one step: one transaction takes the addresses out of the packet filter and
+the guard, then the record is deleted; only then does IPAM release the addresses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cni.conf import LISTED_AT, Attachment, NetConf
 from cni.errors import CniError, Code, internal, invalid_conf, run_all
 from cni.keys import BOOLEAN, Key
 from cni.result import Result
-from kernel.netfilter import nft
+from kernel.netfilter import nft, nft_set
 from kernel.netfilter.owned import REPAIR_HINT
 from process.undo import Undo
 
@@ -156,5 +156,4 @@ def _delete(file_name: str) -> None:
 
 def _release_record(pod: PodRecord) -> None:
     with nft.open_socket() as socket:
-        gate.remove_addresses(socket, pod.addresses)
-        port_guard.remove(socket, pod)
+        nft_set.delete_existing(socket, [*gate.filter_keys(pod.addresses), *port_guard.keys(pod)])

@@ -11,8 +11,6 @@ in set `ports`, as of networks without networkPolicy, cost one look-up.
         no router advertisement, redirect, VLAN tag or other protocol
     table inet podwire_guard, hook prerouting, before connection tracking (ptp, where the host is the only neighbour):
         IPv4 and IPv6 in the same way; the host ignores router advertisements and redirects there
-
-Needs Linux 4.18 as sets do; in bridges also the kernel's nftables for bridges.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from __future__ import annotations
 from ipaddress import IPv6Address
 from typing import NamedTuple
 
-from attachment.policy.gate import delete_element
 from attachment.policy.records import PodRecord
 from attachment.policy.table import GUARD_BRIDGE_TABLE, GUARD_TABLE
 from cni.address import Address, parse_mac
@@ -29,7 +26,7 @@ from kernel.errors import KernelError
 from kernel.netfilter import base_table, nft, nft_rule, nft_set
 from kernel.netfilter import nft_expression as expression
 from kernel.netfilter.base_table import BaseTable, TextRule
-from kernel.netfilter.nft import Chain, Hook, NftSocket, Table
+from kernel.netfilter.nft import Chain, Hook, Table
 from kernel.netfilter.nft_dry_run import dry_run
 from kernel.netfilter.nft_expression import EQ, LINK_HEADER, NETWORK_HEADER, SECOND_REGISTER, TRANSPORT_HEADER
 from kernel.netfilter.nft_rule import ACCEPT, DROP
@@ -179,12 +176,8 @@ def add(pod: PodRecord) -> None:
         for request in nft_set.add_element_requests(element_set, (Element(key, comment) for key in keys))
     ]
     with nft.open_socket() as socket, record.timed_step("guard the port"):
-        nft.retry_with_generation(
-            socket,
-            lambda generation: nft.change(
-                socket, *base_table.missing_table_requests(socket, guard.base), *elements, generation=generation
-            ),
-        )
+        # If another ADD creates the table meanwhile, this one only flushes and adds the same rules.
+        nft.retry(lambda: nft.change(socket, *base_table.missing_table_requests(socket, guard.base), *elements))
 
 
 def check(pod: PodRecord) -> None:
@@ -200,15 +193,11 @@ def check(pod: PodRecord) -> None:
         raise internal(f"the port of the pod is not guarded: {problem}", REPAIR_HINT)
 
 
-def remove(socket: NftSocket, pod: PodRecord) -> None:
-    """Removes the guard of a pod's port; absent elements are success. Raises KernelError."""
+def keys(pod: PodRecord) -> list[tuple[Set, bytes]]:
+    """Returns the elements of a pod: set and key; none if the record names no known guard."""
     guard = _GUARDS.get(pod.guard)
-    if guard is None:
-        return
-    record.note_change(f'remove the guard of "{pod.host_veth}"')
-    for element_set, keys in _keys(guard, pod).items():
-        for key in keys:
-            delete_element(socket, element_set, key)
+    by_set = _keys(guard, pod) if guard else {}
+    return [(element_set, key) for element_set, of_set in by_set.items() for key in of_set]
 
 
 def get_problem(kind: str) -> str:

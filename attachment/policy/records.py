@@ -1,6 +1,6 @@
 """The records of the pods with networkPolicy: a file under /run for each attachment, for podwire-agent and for DEL.
 
-One rule: who acts on a record holds its lock (flock) meanwhile. DEL holds it exclusively until the pod's addresses are
+One rule: a process that acts on a record holds its lock (flock) meanwhile. DEL holds it exclusively until the pod's addresses are
 out of the packet filter and the record is deleted. The agent holds it shared from reading a record until its addresses
 are in the filter: otherwise it could add them after DEL, when they belong to the next pod.
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kernel.codec_netfilter import SetElementsMessage, SetMessage
 from kernel.netfilter import nft_rule
-from kernel.netfilter.nft import ABSENT_ERRNOS, NftSocket, Table
+from kernel.netfilter.nft import ABSENT_ERRNOS, NftSocket, Table, change, retry
 from kernel.netfilter.nft_expression import ATTRIBUTE, DATA_VALUE, LIST_ELEM, attribute, attributes, nested, value
 from kernel.rtnl import NLM_F_CREATE, NLM_F_DUMP, Request
 from kernel.wire import Attributes
@@ -141,6 +141,23 @@ def delete_element_requests(nft_set: Set, keys: Iterable[bytes]) -> list[Request
     removed = list(keys)
     encoded = [nested(LIST_ELEM, value(_ELEM_KEY, key)) for key in removed]
     return delete_encoded_requests(nft_set, encoded, lambda start, end: _text(nft_set, removed[start:end]))
+
+
+def delete_existing(socket: NftSocket, keys: Sequence[tuple[Set, bytes]]) -> None:
+    """Deletes those elements that exist, in one transaction; absent sets are success. Raises KernelError."""
+
+    def attempt() -> None:
+        existing = socket.get(*(_look_up(nft_set, key) for nft_set, key in keys))
+        present = [pair for pair, message in zip(keys, existing, strict=True) if message is not None]
+        change(socket, *(request for nft_set, key in present for request in delete_element_requests(nft_set, [key])))
+
+    retry(attempt)
+
+
+def _look_up(nft_set: Set, key: bytes) -> Request:
+    attributes = [*_named(nft_set), ("NFTA_SET_ELEM_LIST_ELEMENTS", nested(LIST_ELEM, value(_ELEM_KEY, key)))]
+    request = _request(f"look up in set {nft_set}", SetElementsMessage, _GETSETELEM, nft_set, attributes)
+    return request._replace(ignore=ABSENT_ERRNOS, silent=False)
 
 
 def add_encoded_requests(nft_set: Set, encoded: Sequence[bytes], describe: Callable[[int, int], str]) -> list[Request]:
