@@ -1,8 +1,8 @@
 """The records of the pods with networkPolicy: a file under /run for each attachment, for podwire-agent and for DEL.
 
-One rule: a process that acts on a record holds its lock (flock) meanwhile. DEL holds it exclusively until the pod's addresses are
-out of the packet filter and the record is deleted. The agent holds it shared from reading a record until its addresses
-are in the filter: otherwise it could add them after DEL, when they belong to the next pod.
+One rule: a process that acts on a record holds its lock (flock) meanwhile. DEL holds it exclusively until the pod's
+addresses are out of the packet filter and the record is deleted. The agent holds it shared from reading a record until
+its addresses are in the filter: otherwise it could add them after DEL, when they belong to the next pod.
 
     /run/podwire/policy/pods/<name>    JSON, created by rename; names that begin with "." are drafts
 
