@@ -53,7 +53,7 @@ class ClusterMaker:
 
     def _metadata(self, name: str, labels: dict[str, str], namespace: str = "") -> Document:
         self.uids += 1
-        metadata: Document = {"name": name, "uid": f"uid-{self.uids}", "resourceVersion": str(self.uids)}
+        metadata: Document = {"name": name, "uid": f"uid-{self.uids}", "creationTimestamp": "2026-11-29T06:00:00Z"}
         if namespace:
             metadata["namespace"] = namespace
         return metadata | ({"labels": labels} if labels else {})
@@ -98,7 +98,8 @@ class ClusterMaker:
         return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
 
     def _container(self) -> Document:
-        container: Document = {"name": "main", "image": "example.org/main:1"}
+        self.uids += 1
+        container: Document = {"name": f"container-{self.uids}", "image": "example.org/main:1"}
         ports = []
         for name in self.random.sample(PORT_NAMES, self.random.choice((0, 1, 2, 2))):
             port = {"name": name, "containerPort": self.random.choice(PORTS), "protocol": self.random.choice(PROTOCOLS)}
