@@ -32,6 +32,10 @@ class NewestPolicies:
         """Starts the thread."""
         self._thread.start()
 
+    def is_alive(self) -> bool:
+        """Returns whether the thread runs."""
+        return self._thread.is_alive()
+
     def stop(self) -> None:
         """Ends the thread, after its present request or with the process."""
         self._stopped.set()

@@ -92,7 +92,7 @@ class PolicyService:
 
     def is_alive(self) -> bool:
         """Returns whether the threads run."""
-        return self._objects.are_alive()
+        return self._objects.are_alive() and (self._newest is None or self._newest.is_alive())
 
     def reconnect(self) -> None:
         """Opens the watches again."""
@@ -238,6 +238,8 @@ class PolicyService:
 
 def remove() -> None:
     """Deletes the packet filter, and the files that make ADD wait for the agent; raises KernelError, OSError."""
+    if not os.path.isdir(table.DIRECTORY):
+        return  # no agent of this boot has enforced policies
     for path in (table.NAMESPACES_FILE, table.GATE_SOCKET):
         with suppress(FileNotFoundError):
             os.unlink(path)

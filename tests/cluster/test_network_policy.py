@@ -1,16 +1,20 @@
 """podwire-agent with --network-policy, the built plugins and real packets, on a node with the API server's double."""
 
 import contextlib
+import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from tests.support import manifests
+from agent.policy.cluster_objects import ClusterObjects
+from agent.policy.newest import NewestPolicies
+from agent.policy.selection import Selection
+from tests.support import manifests, stores
 from tests.support.agent_nodes import ClusterNode, Pod, error_of, pod_args
 from tests.support.cluster_agent import Agent, run_once
 from tests.support.cluster_world import World, world
@@ -276,3 +280,42 @@ def test_dropped_packets_are_counted_and_remove_deletes_the_filter(cluster):
     assert run_once(cluster.node, *cluster.world.options, "--no-install", "--remove").returncode == 0
     assert "podwire_policy" not in cluster.node.run("nft", "list", "tables")
     assert reaches(stranger, db)
+
+
+@pytest.mark.long
+def test_a_real_server_has_all_three_kinds(real_server):
+    """With the rights of deploy/network-policy/ the agent follows all kinds, and learns a namespace's newest policy."""
+    admin = real_server.client("admin")
+    roles = [one for one in manifests.render(manifests.NETWORK_POLICY) if one["kind"] == "ClusterRole"]
+    stores.apply(admin, [*roles, *(stores.binding(one["metadata"]["name"]) for one in roles)])
+    for name in ("shop", "web"):
+        admin.create(NAMESPACES, {"metadata": {"name": name, "labels": {"team": name}}})
+    created = [
+        admin.create(POLICIES.replace("v1/", f"v1/namespaces/{name}/"), {"metadata": {"name": "deny"}, "spec": DENY})
+        for name in ("shop", "web")
+    ]
+    container = {"name": "db", "image": "db", "ports": [{"name": "sql", "containerPort": 5432}]}
+    pod = {"metadata": {"name": "db", "labels": {"app": "db"}}, "spec": {"containers": [container]}}
+    admin.create("/api/v1/namespaces/shop/pods", pod)
+
+    client, selection = real_server.client("agent"), Selection()
+    calls: queue.Queue[Callable[[], None]] = queue.Queue()
+    objects = ClusterObjects(client, selection, calls.put, lambda: None, print)
+    newest = NewestPolicies(client, print)
+    revisions: queue.Queue[int] = queue.Queue()
+    newest.start()
+    objects.start()
+    while not objects.are_synced:
+        calls.get(timeout=60)()
+    assert [*objects.problems()] == [""] * 3
+    assert selection.namespaces["shop"].labels["team"] == "shop"
+    assert selection.policies["shop"]["deny"].ingress == ()
+    for name, policy in zip(("shop", "web", "empty"), (*created, None), strict=True):
+        newest.ask(name, revisions.put)
+        assert revisions.get(timeout=60) == int(policy["metadata"]["resourceVersion"] if policy else 0)
+    later = admin.create(POLICIES.replace("v1/", "v1/namespaces/shop/"), {"metadata": {"name": "b"}, "spec": DENY})
+    calls.get(timeout=60)()
+    assert selection.policies["shop"].keys() == {"deny", "b"}
+    assert eventually(lambda: objects.policies_revision >= int(later["metadata"]["resourceVersion"]))
+    newest.stop()
+    objects.stop()
