@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agent.policy.filter import PolicyFilter
 from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
 from kernel.rtnl import Socket
@@ -20,6 +21,7 @@ from tests.support.firewall_tables import Firewall
 from tests.support.host_device_network import create_device, dual_stack
 from tests.support.hostports import PortmapNetwork
 from tests.support.namespaces import Namespace
+from tests.support.policy_packets import PacketNode, packet_node
 from tests.support.publishing import PublishingNetwork, connect, disable_dad
 from tests.support.sbr_network import Sbr
 from tests.support.tool import PORTMAP, Tool
@@ -201,6 +203,39 @@ def netfilter(host: Namespace) -> Iterator[NftSocket]:
         inner = nft.open_socket()
     with inner:
         yield inner
+
+
+@pytest.fixture
+def host_filter(host: Namespace) -> Iterator[PolicyFilter]:
+    """The packet filter of network policies, in the host's namespace."""
+    with host.entered():
+        new = PolicyFilter()
+    yield new
+    new.close()
+
+
+@pytest.fixture(scope="module")
+def module_node(root: None) -> Iterator[PacketNode]:
+    """A node with pods that send packets, for all tests of a file."""
+    with packet_node() as node:
+        yield node
+
+
+@pytest.fixture
+def policed_node(module_node: PacketNode) -> PacketNode:
+    """A node with pods that send packets, without rules and tracked connections."""
+    module_node.host.run("nft", "flush", "ruleset")
+    module_node.host.run("conntrack", "-F")
+    return module_node
+
+
+@pytest.fixture
+def node_filter(policed_node: PacketNode) -> Iterator[PolicyFilter]:
+    """The packet filter of network policies, on the node with pods that send packets."""
+    with policed_node.host.entered():
+        new = PolicyFilter()
+    yield new
+    new.close()
 
 
 @pytest.fixture

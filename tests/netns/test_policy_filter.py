@@ -1,10 +1,8 @@
-"""The packet filter of network policies on the real kernel: its table as `nft` lists it, its updates and its repair.
+"""The packet filter of network policies on the real kernel: its table as `nft` lists it, and its updates.
 
-tests/netns/test_policy_packets.py sends packets through it.
+test_policy_filter_repair.py has its repair, test_policy_packets.py sends packets through it.
 """
 
-import json
-import re
 import statistics
 import subprocess
 import time
@@ -19,51 +17,12 @@ from attachment.policy.table import EGRESS, INGRESS, SELF
 from kernel.netfilter import nft, nft_set
 from tests.support import namespaces
 from tests.support.netstate import nft_rules
+from tests.support.policy_tables import ADDRESSES, SAMPLE, content
 
 pytestmark = pytest.mark.needs("nft_inet")
 
-PODS = {
-    version: [ip_address(f"{prefix}{n}") for n in range(1, 20)] for version, prefix in ((4, "10.0.0."), (6, "fd::"))
-}
-A, B = PODS[4][:2]
-A6, B6 = PODS[6][:2]
-TABLE = FilterTable(
-    {A: Verdict("e-1", "i-1"), A6: Verdict("", "i-1"), B: Verdict("e-1", "")},
-    {
-        "e-1": ChainContent(
-            "egress of shop: default-deny",
-            (
-                AcceptRule(4, protocol="tcp", pair_set="p4-1"),
-                AcceptRule(6, protocol="udp", pair_set="p6-1"),
-                AcceptRule(4, "s4-1", "tcp"),
-            ),
-        ),
-        "i-1": ChainContent(
-            'ingress of shop: "web"',
-            (
-                AcceptRule(4, "s4-1"),
-                AcceptRule(6, "s6-1", "tcp", (80, 80)),
-                AcceptRule(4, "b4-1", "udp", (80, 90)),
-                AcceptRule(0, "", "sctp", None, "t-1"),
-                AcceptRule(6, "b6-1"),
-                AcceptRule(protocol="tcp"),
-                AcceptRule(),
-            ),
-        ),
-    },
-    {
-        "p4-1": frozenset({(B, 80), (PODS[4][2], 65535)}),
-        "p6-1": frozenset({(B6, 53)}),
-        "s4-1": frozenset(PODS[4][3:5]),
-        "s6-1": frozenset(PODS[6][3:5]),
-        "b4-1": frozenset(
-            (ip_address(first), ip_address(last))
-            for first, last in (("0.0.0.0", "9.255.255.255"), ("11.0.0.0", "255.255.255.255"))
-        ),
-        "b6-1": frozenset({(ip_address("::"), ip_address("fcff::"))}),
-        "t-1": frozenset({(1, 5), (80, 80), (65000, 65535)}),
-    },
-)
+(A, B), (A6, _) = ADDRESSES[4][:2], ADDRESSES[6][:2]
+
 OF_ALL = """
         ct state established,related accept
         ip saddr . ip daddr @self4 accept
@@ -181,30 +140,6 @@ def new_host(root):
         yield new
 
 
-@pytest.fixture
-def packet_filter(host):
-    """A filter in the host's namespace."""
-    with host.entered():
-        new = PolicyFilter()
-    yield new
-    new.close()
-
-
-def content(host):
-    """Returns the table's objects as `nft` lists them, with elements sorted, and rules in the order of each chain."""
-    listing = json.loads(host.run("nft", "-j", "list", "ruleset"))["nftables"]
-    objects = {}
-    for item in listing:
-        ((kind, item_content),) = item.items()
-        item_content.pop("handle", None)
-        if kind == "rule":
-            objects.setdefault(("rules", item_content["chain"]), []).append(json.dumps(item_content["expr"]))
-        elif kind != "metainfo":
-            item_content["elem"] = sorted(map(json.dumps, item_content.get("elem", ())))
-            objects[kind, item_content["name"]] = item_content
-    return objects
-
-
 def lines_of(text):
     """Returns the lines of a listing, elements in one line each and sorted, without indentation."""
     flat = " ".join(text.split()).replace("elements = { ", "\nelements = { ")
@@ -218,29 +153,29 @@ def lines_of(text):
     return "\n".join(parts)
 
 
-def test_nft_lists_the_table(host, packet_filter):
+def test_nft_lists_the_table(host, host_filter):
     """`nft` lists sets, maps, counters and rules with their types and comments, and can load its listing again.
 
     The kernel's table then needs no repair: all bytes are those that the tool sends.
     """
-    packet_filter.compare(TABLE)
+    host_filter.compare(SAMPLE)
     assert lines_of("\n".join(nft_rules(host))) == lines_of(LISTING)
     before = content(host)
     with host.entered():
         listing = host.run("nft", "-s", "list", "ruleset")
         subprocess.run(["nft", "-f", "-"], input=f"flush ruleset\n{listing}", text=True, check=True)
     assert content(host) == before
-    assert packet_filter.compare(TABLE) == 0
+    assert host_filter.compare(SAMPLE) == 0
 
 
-def test_removal_leaves_nothing(host, packet_filter):
-    """remove() deletes the table, also if it is absent, and apply() creates it again."""
-    packet_filter.apply(TABLE)
+def test_removal_leaves_nothing(host, host_filter):
+    """The method remove deletes the table, also if it is absent, and a new table can be applied."""
+    host_filter.apply(SAMPLE)
     before = content(host)
-    packet_filter.remove()
-    packet_filter.remove()
+    host_filter.remove()
+    host_filter.remove()
     assert nft_rules(host) == []
-    packet_filter.apply(TABLE)
+    host_filter.apply(SAMPLE)
     assert content(host) == before
 
 
@@ -270,7 +205,7 @@ class RandomTables:
         }
         sets = {name: self.elements(name) for name in names}
         verdicts = {}
-        for address in random.sample(PODS[4] + PODS[6], random.randrange(12)):
+        for address in random.sample(ADDRESSES[4] + ADDRESSES[6], random.randrange(12)):
             ways = [random.choice(["", *(name for name in chains if name.startswith(kind))]) for kind in "ei"]
             if any(ways):
                 verdicts[address] = Verdict(*ways)
@@ -301,137 +236,69 @@ class RandomTables:
             return frozenset(zip(cuts[::2], cuts[1::2], strict=True))
         version = int(name[1])
         if name.startswith("b"):
-            limit = 1 << PODS[version][0].max_prefixlen
+            limit = 1 << ADDRESSES[version][0].max_prefixlen
             cuts = sorted(random.choices((0, limit - 1, random.randrange(limit), random.randrange(limit)), k=4))
             ranges = {(cuts[0], cuts[1]), (cuts[2], cuts[3])} if cuts[1] < cuts[2] else {(cuts[0], cuts[3])}
-            address = type(PODS[version][0])
+            address = type(ADDRESSES[version][0])
             return frozenset((address(first), address(last)) for first, last in ranges)
-        members = random.sample(PODS[version], random.randrange(8))
+        members = random.sample(ADDRESSES[version], random.randrange(8))
         return frozenset((each, random.randrange(65536)) for each in members) if name[0] == "p" else frozenset(members)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_differences_equal_a_new_table(host, new_host, packet_filter, seed):
+def test_differences_equal_a_new_table(host, new_host, host_filter, seed):
     """After each of a row of random tables, `nft` lists what it lists after the last one alone; no repair is needed."""
     tables = RandomTables(seed)
-    packet_filter.apply(EMPTY)
+    host_filter.apply(EMPTY)
     with new_host.entered():
         fresh = PolicyFilter()
     for _ in range(25):
         table = tables.new()
-        assert packet_filter.apply(table)
+        assert host_filter.apply(table)
         fresh.remove()
         fresh.compare(table)
         assert content(host) == content(new_host)
-        assert packet_filter.compare(table) == 0
+        assert host_filter.compare(table) == 0
     fresh.close()
 
 
-def test_sets_changed_in_place(host, packet_filter):
+def test_sets_changed_in_place(host, host_filter):
     """A difference of a set that was changed in place changes the kernel's set; other sets are left alone."""
-    addresses, pairs = set(PODS[4][:5]), {(A, 80), (B, 81)}
+    addresses, pairs = set(ADDRESSES[4][:5]), {(A, 80), (B, 81)}
     rules = AcceptRule(4, "s4-1"), AcceptRule(4, protocol="tcp", pair_set="p4-1")
     table = FilterTable({A: Verdict("e-1")}, {"e-1": ChainContent("", rules)}, {"s4-1": addresses, "p4-1": pairs})
-    packet_filter.apply(table)
-    addresses ^= {A, PODS[4][9]}
+    host_filter.apply(table)
+    addresses ^= {A, ADDRESSES[4][9]}
     pairs ^= {(A, 80), (A, 8080)}
-    changes = {"s4-1": SetChange((PODS[4][9],), (A,)), "p4-1": SetChange(((A, 8080),), ((A, 80),))}
-    assert packet_filter.apply(table, changes)
-    assert packet_filter.compare(table) == 0
+    changes = {"s4-1": SetChange((ADDRESSES[4][9],), (A,)), "p4-1": SetChange(((A, 8080),), ((A, 80),))}
+    assert host_filter.apply(table, changes)
+    assert host_filter.compare(table) == 0
 
 
-def test_deleted_attachments(host, packet_filter):
+def test_deleted_attachments(host, host_filter):
     """DEL deletes a pod's addresses; if another pod gets them at once under the same policies, they are added again."""
-    packet_filter.apply(TABLE)
+    host_filter.apply(SAMPLE)
     before = content(host)
     with host.entered(), nft.open_socket() as socket:
         for one, key in ((EGRESS[4], A.packed), (INGRESS[4], A.packed), (SELF[4], A.packed * 2)):
             nft.change(socket, *nft_set.delete_element_requests(one, [key]))
     assert content(host) != before
-    assert packet_filter.apply(TABLE._replace(verdicts=dict(TABLE.verdicts)))
+    assert host_filter.apply(SAMPLE._replace(verdicts=dict(SAMPLE.verdicts)))
     assert content(host) == before
     with host.entered(), nft.open_socket() as socket:
         nft.change(socket, *nft_set.delete_element_requests(EGRESS[4], [A.packed]))
-    assert packet_filter.apply(TABLE._replace(verdicts={B: Verdict("e-1", ""), A6: Verdict("", "i-1")}))
-    assert packet_filter.apply(TABLE._replace(verdicts=dict(TABLE.verdicts)))
+    assert host_filter.apply(SAMPLE._replace(verdicts={B: Verdict("e-1", ""), A6: Verdict("", "i-1")}))
+    assert host_filter.apply(SAMPLE._replace(verdicts=dict(SAMPLE.verdicts)))
     assert content(host) == before
 
 
-FOREIGN = {
-    "base chain flushed": "flush chain T egress",
-    "rule appended to a base chain": "add rule T ingress accept",
-    "rule before a base chain": "insert rule T ingress accept",
-    "table deleted": "delete table T",
-    "ruleset flushed": "flush ruleset",
-    "verdict deleted": "delete element T egress4 { 10.0.0.1 }",
-    "verdict of another pod": "add element T ingress6 { fd::2 : goto i-1 }",
-    "verdict changed": "delete element T egress4 { 10.0.0.1 }; add element T egress4 { 10.0.0.1 : goto i-1 }",
-    "verdict accept": "delete element T egress4 { 10.0.0.1 }; add element T egress4 { 10.0.0.1 : accept }",
-    "pod with itself deleted": "delete element T self4 { 10.0.0.1 . 10.0.0.1 }",
-    "peer deleted": "delete element T s4-1 { 10.0.0.4 }",
-    "peer added": "add element T s6-1 { fd::9 }",
-    "peer with a comment": 'delete element T s4-1 { 10.0.0.4 }; add element T s4-1 { 10.0.0.9 comment "mine" }',
-    "set flushed": "flush set T p4-1",
-    "port of a peer added": "add element T p6-1 { fd::1 . 1 }",
-    "block deleted": "delete element T b4-1 { 11.0.0.0-255.255.255.255 }",
-    "block added": "add element T b4-1 { 10.0.0.0-10.0.0.9 }",
-    "ports added": "add element T t-1 { 6-79 }",
-    "chain flushed": "flush chain T i-1",
-    "rule inserted": "insert rule T e-1 tcp dport { 1, 2 } accept",
-    "rule without counter": "flush chain T e-1; add rule T e-1 drop",
-    "chain that a rule uses": "add chain T x; add chain T y; add rule T x jump y; add rule T egress jump x",
-    "base chain added": "add chain T x { type filter hook input priority 0; }",
-    "set added": "add set T x { type inet_service; }; add element T x { 7 }",
-    "map to a chain": "add map T x { type inet_service : verdict; }; add element T x { 7 : goto i-1 }",
-    "counter added": "add counter T x",
-    "base chain with another priority": "delete table T; add table T;"
-    "add chain T egress { type filter hook forward priority 5; }",
-    "base chain that drops": "add chain T egress { type filter hook forward priority -10; policy drop; }",
-    "set of another type": "delete table T; add table T; add set T s4-1 { type ipv6_addr; }",
-    "map that is a set": "delete table T; add table T; add set T egress4 { type ipv4_addr; }",
-}
-
-
-def run_nft(host, command):
-    """Runs `nft` with a command in which T stands for the table."""
-    host.run("nft", re.sub(r"\bT\b", "inet podwire_policy", command))
-
-
-@pytest.mark.parametrize("command", FOREIGN.values(), ids=FOREIGN)
-def test_foreign_changes_are_repaired(host, packet_filter, command):
-    """compare() finds and repairs what another program changed in the table, and finds nothing afterwards."""
-    packet_filter.apply(TABLE)
-    before = content(host)
-    run_nft(host, command)
-    assert content(host) != before
-    assert packet_filter.compare(TABLE) > 0
-    assert content(host) == before
-    assert packet_filter.compare(TABLE) == 0
-
-
-@pytest.mark.parametrize("name", ["table deleted", "peer deleted", "set of another type", "verdict changed"])
-def test_a_refused_change_repairs_the_table(host, packet_filter, name):
-    """A change that the kernel refuses, because another program changed the table, is made with its repair."""
-    addresses = set(TABLE.sets["s4-1"])
-    table = TABLE._replace(sets={**TABLE.sets, "s4-1": addresses})
-    packet_filter.apply(table)
-    run_nft(host, FOREIGN[name])
-    addresses.remove(PODS[4][3])
-    changes = {"s4-1": SetChange((), (PODS[4][3],))}
-    packet_filter.apply(table._replace(verdicts={A: Verdict("e-1", "")}), changes)
-    after = content(host)
-    packet_filter.remove()
-    packet_filter.apply(table._replace(verdicts={A: Verdict("e-1", "")}))
-    assert content(host) == after
-
-
-def test_a_new_process_takes_the_table_over(host, packet_filter):
+def test_a_new_process_takes_the_table_over(host, host_filter):
     """The filter of a new process changes what differs only: counters and equal chains stay as they are."""
-    packet_filter.apply(TABLE)
+    host_filter.apply(SAMPLE)
     handles = host.run("nft", "-a", "list", "ruleset")
     with host.entered():
         new = PolicyFilter()
-    assert not new.apply(TABLE)
+    assert not new.apply(SAMPLE)
     assert host.run("nft", "-a", "list", "ruleset") == handles
     new.close()
 
@@ -439,7 +306,7 @@ def test_a_new_process_takes_the_table_over(host, packet_filter):
 JOIN_S, CHANGE_S = 0.001, 0.03  # of processor time; on an idle machine 0.06 ms, and 2 to 4 ms
 
 
-def test_costs(packet_filter):
+def test_costs(host_filter):
     """A pod that joins or leaves a set of 10,000 costs less than a millisecond; a local pod or a policy some more.
 
     The table has 240 local pods with chains of their own, 90 sets of 500 addresses, and one of 10,000.
@@ -460,24 +327,24 @@ def test_costs(packet_filter):
     table = FilterTable(verdicts, chains, {**sets, "s4-all": everyone})
     with_pod = table._replace(verdicts={**verdicts, first - 1: Verdict("e-7", "i-7")})
     with_rule = table._replace(chains={**chains, "i-9": ChainContent("", (AcceptRule(),))})
-    packet_filter.apply(table)
+    host_filter.apply(table)
     costs = {"join": [], "leave": [], "local pod": [], "policy": []}
     for n in range(100):
         peer = first + 20_000 + n
         everyone.add(peer)
-        costs["join"].append(cost(packet_filter, table, {"s4-all": SetChange((peer,))}))
+        costs["join"].append(cost(host_filter, table, {"s4-all": SetChange((peer,))}))
         everyone.remove(peer)
-        costs["leave"].append(cost(packet_filter, table, {"s4-all": SetChange((), (peer,))}))
+        costs["leave"].append(cost(host_filter, table, {"s4-all": SetChange((), (peer,))}))
     for _ in range(20):
         for name, changed in (("local pod", with_pod), ("policy", with_rule)):
-            costs[name] += [cost(packet_filter, changed), cost(packet_filter, table)]
+            costs[name] += [cost(host_filter, changed), cost(host_filter, table)]
     medians = {name: statistics.median(times) for name, times in costs.items()}
     assert max(medians["join"], medians["leave"]) < JOIN_S, medians
     assert max(medians["local pod"], medians["policy"]) < CHANGE_S, medians
 
 
-def cost(packet_filter, *change):
+def cost(host_filter, *change):
     """Returns the processor time of a change, which must not have led to a comparison."""
     before = time.process_time()
-    assert packet_filter.apply(*change)
+    assert host_filter.apply(*change)
     return time.process_time() - before

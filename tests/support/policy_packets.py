@@ -25,7 +25,7 @@ BRIDGED = 7
 BRIDGE_NETWORKS = "10.0.0.0/29", "fd00:1::/125"
 GATEWAYS = "10.0.0.254", "fd00:1::fe"
 NODE_ADDRESSES = tuple(map(ip_address, ("192.0.2.1", "fd00::1")))
-OUTSIDE = tuple(map(ip_address, ("192.0.2.2", "198.51.100.7", "203.0.113.1", "2001:db8::1")))
+REMOTE = tuple(map(ip_address, ("192.0.2.2", "198.51.100.7", "203.0.113.1", "2001:db8::1")))
 _LINK6 = "fd00:99::1", "fd00:99::2"  # of the node and of the host beside it
 
 _PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1}
@@ -46,23 +46,23 @@ class PacketNode:
 
     def __init__(self, stack: ExitStack) -> None:
         self.host = stack.enter_context(namespaces.temporary_host())
-        self.outside = stack.enter_context(namespaces.temporary("outside"))
+        self.remote = stack.enter_context(namespaces.temporary("remote"))
         self.pods = [stack.enter_context(namespaces.temporary()) for _ in PODS]
         self._connect()
         self.places: dict[Address, Namespace] = {
             **{address: pod for pod, pair in zip(self.pods, PODS, strict=True) for address in pair},
-            **dict.fromkeys(OUTSIDE, self.outside),
+            **dict.fromkeys(REMOTE, self.remote),
             **dict.fromkeys(NODE_ADDRESSES, self.host),
         }
         self._stack = stack
-        self._taps = {self._tap(place): place for place in (self.host, self.outside, *self.pods)}
+        self._taps = {self._tap(place): place for place in (self.host, self.remote, *self.pods)}
         self._senders: dict[tuple[Namespace, Address, int], socket.socket] = {}
         self.numbers = itertools.cycle(range(20_000, 60_000))
 
     def passed(self, *connections: Connection, source_port: int = 0, place: Namespace | None = None) -> list[bool]:
         """Sends the first packet of each connection; returns whether it arrived at its destination."""
         arrivals = self.arrivals(*connections, source_port=source_port, place=place)
-        return [each.destination in found for each, found in zip(connections, arrivals, strict=True)]
+        return [each.destination in arrived for each, arrived in zip(connections, arrivals, strict=True)]
 
     def arrivals(
         self, *connections: Connection, source_port: int = 0, place: Namespace | None = None
@@ -75,9 +75,9 @@ class PacketNode:
         self.receive(0)
         for connection, number in zip(connections, numbers, strict=True):
             self.send(connection, number, place)
-        found = self.receive()
+        arrived = self.receive()
         return [
-            {address for protocol, port, address in found if (protocol, port) == (connection.protocol, number)}
+            {address for protocol, port, address in arrived if (protocol, port) == (connection.protocol, number)}
             for connection, number in zip(connections, numbers, strict=True)
         ]
 
@@ -92,7 +92,7 @@ class PacketNode:
 
     def receive(self, quiet_s: float = _QUIET_S) -> set[Arrival]:
         """Returns the packets that arrived, when none has arrived for a while."""
-        found = set()
+        arrived = set()
         while ready := select.select(list(self._taps), [], [], quiet_s)[0]:
             for tap in ready:
                 with contextlib.suppress(BlockingIOError):
@@ -100,8 +100,8 @@ class PacketNode:
                         data, (_, _, kind, *_) = tap.recvfrom(256)
                         arrival = _parse(data) if kind != socket.PACKET_OUTGOING else None
                         if arrival and self.places.get(arrival[2]) == self._taps[tap]:
-                            found.add(arrival)
-        return found
+                            arrived.add(arrival)
+        return arrived
 
     def _sender(self, place: Namespace, source: Address, protocol: int) -> socket.socket:
         key = place, source, protocol
@@ -111,7 +111,7 @@ class PacketNode:
                 new = self._stack.enter_context(socket.socket(family, socket.SOCK_RAW, protocol))
             new.setsockopt(*_TRANSPARENT[source.version], 1)  # for a source that is not the sender's
             new.bind((str(source), 0))
-            new.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)  # nobody reads it
+            new.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)  # no process reads it
             self._senders[key] = new
         return self._senders[key]
 
@@ -123,8 +123,8 @@ class PacketNode:
         return self._stack.enter_context(tap)
 
     def _connect(self) -> None:
-        host, outside = self.host, self.outside
-        for place in (host, outside, *self.pods):
+        host, remote = self.host, self.remote
+        for place in (host, remote, *self.pods):
             disable_dad(place)
             place.ip("link", "set", "lo", "up")
         for key in ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"):
@@ -137,16 +137,16 @@ class PacketNode:
         self._set_up(host, "cni0", f"{GATEWAYS[0]}/32", f"{GATEWAYS[1]}/128", f"{NODE_ADDRESSES[1]}/128")
         for network in BRIDGE_NETWORKS:
             host.ip("route", "add", network, "dev", "cni0")
-        host.ip("link", "add", "uplink", "type", "veth", "peer", "name", "eth0", "netns", outside.name)
+        host.ip("link", "add", "uplink", "type", "veth", "peer", "name", "eth0", "netns", remote.name)
         self._set_up(host, "uplink", f"{NODE_ADDRESSES[0]}/24", f"{_LINK6[0]}/64")
-        self._set_up(outside, "eth0", f"{OUTSIDE[0]}/24", f"{_LINK6[1]}/64", *map(str, OUTSIDE[1:]))
-        for via_host, via_outside, networks in (
-            (str(NODE_ADDRESSES[0]), str(OUTSIDE[0]), ["10.0.0.0/24"]),
+        self._set_up(remote, "eth0", f"{REMOTE[0]}/24", f"{_LINK6[1]}/64", *map(str, REMOTE[1:]))
+        for via_host, via_remote, networks in (
+            (str(NODE_ADDRESSES[0]), str(REMOTE[0]), ["10.0.0.0/24"]),
             (*_LINK6, ["fd00:1::/64", "fd00::1/128"]),
         ):
-            host.ip("route", "add", "default", "via", via_outside)
+            host.ip("route", "add", "default", "via", via_remote)
             for network in networks:
-                outside.ip("route", "add", network, "via", via_host)
+                remote.ip("route", "add", network, "via", via_host)
         for number, (pod, pair) in enumerate(zip(self.pods, PODS, strict=True)):
             self._attach(number, pod, pair)
 
