@@ -1,0 +1,213 @@
+"""The agent's part for network policies in this process: a scripted API server, records, a socket, real nftables."""
+
+import json
+import queue
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+
+from agent.api_answer import WatchEvent
+from agent.api_errors import Expired
+from agent.kubernetes import Listing
+from agent.log import Log
+from agent.metrics import Metrics
+from agent.policy.cluster_objects import NAMESPACES, PODS, POLICIES
+from agent.policy.service import PolicyService
+from attachment.policy import gate, records, table
+from attachment.policy.records import PodRecord
+from kernel.netfilter import nft
+from process.loop import Loop, now
+from process.signals import Terminated
+from tests.support.policy_node import private_directory
+
+ADDRESS = "10.22.0.7"
+DENY = {"metadata": {"namespace": "shop", "name": "deny"}, "spec": {"podSelector": {}}}
+
+
+def pod(name="db", uid="1", **labels):
+    """Returns a pod's object, without an address in its status."""
+    return {"metadata": {"namespace": "shop", "name": name, "uid": uid, "labels": labels}}
+
+
+class Script:
+    """An API server: `objects` by collection, and events that a test sends."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, list[Any]] = {PODS: [], NAMESPACES: [], POLICIES: []}
+        self.events: dict[str, queue.Queue[Any]] = {path: queue.Queue() for path in self.objects}
+
+    def list_objects(self, path, parse, query=None, *, page_size=100):
+        """Returns the objects of a collection."""
+        return Listing([parse(one) for one in self.objects[path]], "10")
+
+    def get(self, path, query=None):
+        """Returns a page without objects."""
+        return {"metadata": {"resourceVersion": "10"}}
+
+    def watch(self, path, resource_version, query, *, timeout_s):
+        """Opens a watch, which a test's exception ends."""
+        return ScriptedWatch(self.events[path])
+
+
+class ScriptedWatch:
+    """The events of one watch."""
+
+    def __init__(self, events: queue.Queue[Any]) -> None:
+        self._events = events
+
+    def __iter__(self) -> Iterator[WatchEvent]:
+        while not isinstance(event := self._events.get(), Exception):
+            yield event
+        raise event
+
+    def close(self) -> None:
+        """Ends the watch."""
+        self._events.put(Expired("watch", "closed"))
+
+
+class Agent:
+    """A running service; `until` runs its loop."""
+
+    def __init__(self, script: Script) -> None:
+        self.loop, self.problems = Loop(), list[str]()
+        metrics = Metrics("1").add_policies()
+        self.service = PolicyService("on", self.loop, script, metrics, self.problems.append, Log("error", "1", "n"))
+        self.service.start()
+
+    def until(self, condition: Callable[[], bool], within_s: float = 30.0) -> bool:
+        """Runs the loop until a condition is true; returns False if it does not become so."""
+        end_s = now() + within_s
+
+        def check() -> None:
+            if condition() or now() > end_s:
+                raise Terminated
+            self.loop.call_at(now() + 0.005, check)
+
+        check_again = self.loop.call_at(now(), check)
+        with pytest.raises(Terminated):
+            self.loop.run()
+        check_again.cancel()
+        return condition()
+
+
+@pytest.fixture
+def script(host):
+    """A scripted server, in a namespace and with a directory of the test."""
+    with ExitStack() as stack:
+        stack.enter_context(host.entered())
+        stack.enter_context(private_directory())
+        yield Script()
+
+
+@pytest.fixture
+def agent(script):
+    """A service with one policy, which isolates all pods of the namespace shop."""
+    script.objects[POLICIES] = [DENY]
+    running = Agent(script)
+    assert running.until(lambda: running.problems[-1:] == [""])
+    yield running
+    running.service.stop()
+
+
+def write_record(name="db", uid="1", address=ADDRESS):
+    """Writes the record of a pod, as ADD does; returns the name of its file."""
+    record = PodRecord(
+        gate.current_boot(), "shop", name, uid, "net", uid, "eth0", "veth0", "", (ip_address(address),), "bridge"
+    )
+    records.write(record)
+    return record.file_name
+
+
+def isolated(host):
+    """Returns whether the kernel's map has the address of the pod."""
+    return ADDRESS in host.run("nft", "list", "map", "inet", table.TABLE.name, table.INGRESS[4].name)
+
+
+class Add:
+    """An ADD that waits on the socket."""
+
+    def __init__(self, record: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        self._socket.connect(table.GATE_SOCKET)
+        self._socket.send(json.dumps({"record": record, "generation": 1}).encode() + b"\n")
+        self.answer = b""
+
+    def is_answered(self) -> bool:
+        """Returns whether the answer has arrived."""
+        try:
+            self.answer += self._socket.recv(100)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def test_add_is_answered_when_the_pods_object_is_known(script, agent, host):
+    """Without the pod's object its labels are not known: ADD waits for it, with the address isolated meanwhile."""
+    add = Add(write_record())
+    assert agent.until(lambda: isolated(host))
+    assert not agent.until(add.is_answered, within_s=0.3)
+    script.events[PODS].put(WatchEvent("ADDED", pod(uid="of the former pod of this name")))
+    assert not agent.until(add.is_answered, within_s=0.3)
+    script.events[PODS].put(WatchEvent("MODIFIED", pod()))
+    assert agent.until(add.is_answered)
+    assert json.loads(add.answer) == {"generation": gate.read_namespaces(gate.current_boot()).generation}
+    assert isolated(host)
+
+
+def test_many_adds_are_answered_together(script, agent):
+    """ADDs that wait together have one transaction."""
+    script.objects[PODS] = [pod(f"p{number}", str(number)) for number in range(50)]
+    for document in script.objects[PODS]:
+        script.events[PODS].put(WatchEvent("ADDED", document))
+    adds = [Add(write_record(f"p{number}", str(number), f"10.22.1.{number}")) for number in range(50)]
+    with nft.open_socket() as netfilter:
+        before = generation(netfilter)
+        assert agent.until(lambda: all(add.answer or add.is_answered() for add in adds))
+        assert generation(netfilter) - before < 10
+
+
+def generation(netfilter):
+    """Returns the number of nftables transactions since the boot."""
+    return nft.retry_with_generation(netfilter, lambda number: number)
+
+
+def test_del_is_not_overtaken(script, agent, host):
+    """While DEL has the record's lock, no change of policies brings the pod's address back into the filter."""
+    script.events[PODS].put(WatchEvent("ADDED", pod()))
+    name = write_record()
+    assert agent.until(lambda: isolated(host))
+
+    def release(record):
+        host.run("nft", "delete", "element", "inet", table.TABLE.name, table.INGRESS[4].name, f"{{ {ADDRESS} }}")
+        script.events[POLICIES].put(
+            WatchEvent("MODIFIED", {**DENY, "spec": {**DENY["spec"], "policyTypes": ["Ingress", "Egress"]}})
+        )
+        assert not agent.until(lambda: isolated(host), within_s=0.5)
+
+    records.delete(name, release)
+    assert not agent.until(lambda: isolated(host), within_s=0.3)
+
+
+def test_a_policy_that_went_while_no_watch_was_open(script, agent, host):
+    """What a new list lacks is gone: the pods are open, and ADD does not wait in the namespace."""
+    script.events[PODS].put(WatchEvent("ADDED", pod()))
+    write_record()
+    assert agent.until(lambda: isolated(host))
+    script.objects[POLICIES] = []
+    script.events[POLICIES].put(Expired("watch", "too old"))
+    assert agent.until(lambda: not isolated(host))
+    assert gate.read_namespaces(gate.current_boot()).names == frozenset()
+
+
+def test_generations_rise_across_restarts(script, agent):
+    """The next agent's file has a higher generation, so that an answer of the former one's file does not count."""
+    before = gate.read_namespaces(gate.current_boot()).generation
+    agent.service.stop()
+    following = Agent(script)
+    assert following.until(lambda: gate.read_namespaces(gate.current_boot()).generation == before + 1)
+    following.service.stop()
