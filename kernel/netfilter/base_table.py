@@ -32,17 +32,20 @@ class BaseTable(NamedTuple):
 
 
 def missing_table_requests(socket: NftSocket, base: BaseTable) -> list[Request]:
-    """Returns the requests that create a table; none if it is complete.
+    """Returns the requests that create a table; none if it is complete."""
+    return [] if is_complete(socket, base) else table_requests(base)
 
-    Only counts the rules of its chains, as other programs add none; `find_problem` looks at each.
+
+def is_complete(socket: NftSocket, base: BaseTable) -> bool:
+    """Returns whether all chains exist with their number of rules; raises KernelError.
+
+    Only counts the rules, as other programs add none; `find_problem` looks at each.
     """
     existing = nft.get_chains(socket, *base.uses)
-    if all(
+    return all(
         chain == desired and chain.uses == uses
         for chain, (desired, uses) in zip(existing, base.uses.items(), strict=True)
-    ):
-        return []
-    return table_requests(base)
+    )
 
 
 def table_requests(base: BaseTable) -> list[Request]:

@@ -76,3 +76,15 @@ def test_a_refused_change_repairs_the_table(host, host_filter, name):
     host_filter.remove()
     host_filter.apply(table._replace(verdicts={A: Verdict("e-1", "")}))
     assert content(host) == after
+
+
+@pytest.mark.parametrize("name", ["ruleset flushed", "table deleted", "base chain flushed", "rule before a base chain"])
+def test_a_missing_table_is_seen_at_once(host, host_filter, name):
+    """The short look at the base chains, which an agent can repeat each second, sees whether they are complete."""
+    assert not host_filter.is_complete()
+    host_filter.apply(SAMPLE)
+    assert host_filter.is_complete()
+    run_nft(host, FOREIGN[name])
+    assert not host_filter.is_complete()
+    host_filter.compare(SAMPLE)
+    assert host_filter.is_complete()
