@@ -25,7 +25,7 @@ from process.signals import Terminated
 from tests.support.policy_node import private_directory
 
 ADDRESS = "10.22.0.7"
-DENY = {"metadata": {"namespace": "shop", "name": "deny"}, "spec": {"podSelector": {}}}
+DENY: Any = {"metadata": {"namespace": "shop", "name": "deny"}, "spec": {"podSelector": {}}}
 
 
 def pod(name="db", uid="1", **labels):
@@ -113,6 +113,13 @@ def agent(script):
     running.service.stop()
 
 
+def listed() -> gate.Namespaces:
+    """Returns the content of the agent's file."""
+    namespaces = gate.read_namespaces(gate.current_boot())
+    assert namespaces
+    return namespaces
+
+
 def write_record(name="db", uid="1", address=ADDRESS):
     """Writes the record of a pod, as ADD does; returns the name of its file."""
     record = PodRecord(
@@ -155,7 +162,7 @@ def test_add_is_answered_when_the_pods_object_is_known(script, agent, host):
     assert not agent.until(add.is_answered, within_s=0.3)
     script.events[PODS].put(WatchEvent("MODIFIED", pod()))
     assert agent.until(add.is_answered)
-    assert json.loads(add.answer) == {"generation": gate.read_namespaces(gate.current_boot()).generation}
+    assert json.loads(add.answer) == {"generation": listed().generation}
     assert isolated(host)
 
 
@@ -201,13 +208,13 @@ def test_a_policy_that_went_while_no_watch_was_open(script, agent, host):
     script.objects[POLICIES] = []
     script.events[POLICIES].put(Expired("watch", "too old"))
     assert agent.until(lambda: not isolated(host))
-    assert gate.read_namespaces(gate.current_boot()).names == frozenset()
+    assert listed().names == frozenset()
 
 
 def test_generations_rise_across_restarts(script, agent):
     """The next agent's file has a higher generation, so that an answer of the former one's file does not count."""
-    before = gate.read_namespaces(gate.current_boot()).generation
+    before = listed().generation
     agent.service.stop()
     following = Agent(script)
-    assert following.until(lambda: gate.read_namespaces(gate.current_boot()).generation == before + 1)
+    assert following.until(lambda: listed().generation == before + 1)
     following.service.stop()

@@ -102,6 +102,21 @@ def test_log_lines_are_json(capsys):
     assert second["changes"][-1] == "and 100 more"
 
 
+@pytest.mark.parametrize(
+    ("options", "mode", "is_enforcing"),
+    [
+        ([], "", False),
+        (["--network-policy"], "on", True),
+        (["--network-policy", "strict"], "strict", True),
+        (["--network-policy", "--once"], "on", False),
+    ],
+)
+def test_network_policies_are_an_option(options, mode, is_enforcing):
+    """Without the option, and in an agent that does not stay, no policy is enforced."""
+    settings = parse(options, {"NODE_NAME": "a"})
+    assert (settings.network_policy, settings.enforces_policies) == (mode, is_enforcing)
+
+
 def test_events_of_other_threads_arrive_in_order():
     """The inbox passes the events of another thread to the loop's thread, in their order."""
     loop, seen = Loop(), list[int]()
