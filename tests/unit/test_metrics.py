@@ -184,7 +184,9 @@ def test_rules_use_documented_metrics():
 
 def metrics_of_the_agent() -> set[str]:
     """Returns the names of the agent's metrics as Prometheus stores them, without those of the process."""
-    families = text_string_to_metric_families(Metrics("1").render().decode())
+    metrics = Metrics("1")
+    metrics.add_policies()
+    families = text_string_to_metric_families(metrics.render().decode())
     names = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
     return {name for name in names if name.startswith("podwire_") and not name.endswith("_created")}
 
