@@ -160,6 +160,9 @@ class World:
         uid = old.uid if old and not self.documents.is_one_of(4) else f"u{self.uids + 1}"
         self.uids += 1
         pod = parse_pod(self.documents.pod(*key, uid))
+        if old is not None and old.uid == uid:  # one field changes
+            field = self.random.choice(("labels", "addresses", "is_finished", "ports", "precedence"))
+            pod = old._replace(**{field: getattr(pod, field)})
         self.pods[key] = pod
         if old is not None and old.uid != pod.uid:
             self.retired.discard(old.uid)
@@ -196,6 +199,7 @@ class World:
         """Computes the table, and the kernel's sets by its differences."""
         before = self.table
         self.table, changes = self.plan.update()
+        assert all(before.sets.get(name) is self.table.sets[name] for name in changes)
         for name, elements in self.table.sets.items():
             if before.sets.get(name) is not elements:
                 self.kernel[name] = set(elements)

@@ -33,18 +33,18 @@ def select(document):
 @pytest.mark.parametrize(
     ("document", "matches", "text"),
     [
-        ({}, ["", "app=a", "app=b", "tier=x"], "all"),
+        ({}, ["", "app=", "app=a", "app=b", "tier=x"], "all"),
         ({"matchLabels": {"app": "a"}}, ["app=a"], "app=a"),
         (expression("app", "In", "b", "a"), ["app=a", "app=b"], "app in (a,b)"),
-        (expression("app", "NotIn", "a"), ["", "app=b", "tier=x"], "app notin (a)"),
-        (expression("app", "Exists"), ["app=a", "app=b"], "app"),
+        (expression("app", "NotIn", "a"), ["", "app=", "app=b", "tier=x"], "app notin (a)"),
+        (expression("app", "Exists"), ["app=", "app=a", "app=b"], "app"),
         (expression("app", "DoesNotExist"), ["", "tier=x"], "!app"),
         ({"matchLabels": {"app": "a"}, **expression("app", "DoesNotExist")}, [], "!app,app=a"),
     ],
 )
 def test_selector(document, matches, text):
     """A selector matches labels that meet all of its requirements; NotIn and DoesNotExist match a missing key."""
-    labels = {"": {}, "app=a": {"app": "a"}, "app=b": {"app": "b"}, "tier=x": {"tier": "x"}}
+    labels = {"": {}, "app=": {"app": ""}, "app=a": {"app": "a"}, "app=b": {"app": "b"}, "tier=x": {"tier": "x"}}
     selector = select(document)
     assert [name for name, each in labels.items() if selector.matches(each)] == matches
     assert sorted(str(selector).split(",")) == sorted(text.split(","))

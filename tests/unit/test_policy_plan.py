@@ -197,9 +197,9 @@ def test_change_of_a_remote_pod_changes_the_set_in_place(node):
 def test_change_of_a_policy_replaces_its_chain_only(node):
     """When a policy changes, the other chains and the sets that stay are the same objects, and its chain its name."""
     block = {"ipBlock": {"cidr": "10.0.0.0/8"}}
-    for name in ("web", "db"):
+    for name, others in (("web", [block]), ("db", [])):
         spec = {"matchLabels": {"app": name}}
-        node.set_policy(name, podSelector=spec, ingress=[{"from": [{"podSelector": spec}, block]}])
+        node.set_policy(name, podSelector=spec, ingress=[{"from": [{"podSelector": spec}, *others]}])
     node.add("web", A)
     node.add("db", B)
     before = node.table

@@ -95,8 +95,10 @@ def test_uid_tells_pods_of_one_name_apart(selection):
     assert peers(selection) == {A, B}
     selection.remove_local("r1")
     assert peers(selection) == {B}
-    selection.remove_pod("shop", "web", "u1")  # a late event of the first one
-    assert selection.is_known("r2")
+    selection.set_pod(pod("far", "u4", C))
+    selection.set_pod(pod("far", "u5", A))
+    selection.remove_pod("shop", "far", "u4")  # a late event of the first one
+    assert peers(selection) == {A, B}
 
 
 def test_object_that_goes_before_the_record(selection):
@@ -170,6 +172,8 @@ def test_changes_name_the_pods_and_sets_of_an_event(selection):
     assert [(set(change.added), set(change.removed)) for change in sets.values()] == [({A}, set())]
     selection.set_pod(pod("web", "u1", A, precedence=5))
     selection.set_pod(pod("web", "u1", A, B))
+    selection.set_pod(pod("web", "u1", A))
+    selection.remove_pod("shop", "web")
     selection.set_pod(pod("web", "u1", A))
     assert selection.take_changes() == (set(), {})
     selection.set_policy(policy("other", podSelector={"matchLabels": {"app": "none"}}))
