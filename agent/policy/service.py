@@ -37,7 +37,7 @@ from kernel.netfilter import nft
 from process.loop import Loop, now
 
 _COMPARE_S = 300.0  # the whole filter: DEL and the agent alone change it, so this is for what others did
-_CHECK_S, _RETRY_S = 10.0, 2.0
+_CHECK_S, _RETRY_S, _LOOK_S = 10.0, 2.0, 1.0
 _POLL_S = 0.02  # an event of the policies' watch that changes no policy does not wake the main thread
 
 
@@ -83,6 +83,7 @@ class PolicyService:
         self._objects.start()
         self._check()
         self._loop.call_at(now() + _COMPARE_S, self._compare)
+        self._look()
 
     def stop(self) -> None:
         """Ends the threads; the packet filter stays, and ADDs of pods with policies wait for the next agent."""
@@ -224,16 +225,31 @@ class PolicyService:
 
     def _compare(self) -> None:
         self._loop.call_at(now() + _COMPARE_S, self._compare)
+        self._local.read_all()
+        self._repair()
+
+    def _look(self) -> None:
+        """Repairs the filter soon after a program has flushed the ruleset, as a restart of firewalld may do."""
+        self._loop.call_at(now() + _LOOK_S, self._look)
+        try:
+            is_complete = not (self._is_applied and self._filter) or self._filter.is_complete()
+        except KernelError as error:
+            self._fail(str(error))
+            return
+        if not is_complete:
+            self._repair()
+
+    def _repair(self) -> None:
+        """Compares the whole filter with the kernel's."""
         if not (self._is_applied and self._filter) or self._obstacle:
             return
-        self._local.read_all()
         try:
             number = self._apply(self._filter, is_whole=True)
         except KernelError as error:
             self._fail(str(error))
             return
         if number:
-            self._log.write("warning", "the packet filter of network policies was changed by another program: repaired")
+            self._log.write("warning", "another program changed the packet filter of network policies: repaired")
 
 
 def remove() -> None:

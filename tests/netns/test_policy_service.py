@@ -218,3 +218,14 @@ def test_generations_rise_across_restarts(script, agent):
     following = Agent(script)
     assert following.until(lambda: listed().generation == before + 1)
     following.service.stop()
+
+
+def test_a_flushed_ruleset_is_repaired_within_moments(script, agent, host):
+    """After `nft flush ruleset` the filter is there again, before the next change of the cluster."""
+    script.events[PODS].put(WatchEvent("ADDED", pod()))
+    write_record()
+    assert agent.until(lambda: isolated(host))
+    host.run("nft", "flush", "ruleset")
+    tables = ("nft", "list", "tables")
+    assert agent.until(lambda: table.TABLE.name in host.run(*tables), within_s=10)
+    assert isolated(host)
