@@ -150,6 +150,11 @@ class Selection:
         local = self._records.get(record_name)
         return local is not None and local.pod is not None
 
+    def find_pod(self, namespace: str, name: str) -> Pod | None:
+        """Returns a pod with the addresses that it has, those of its record first; None if it is not known."""
+        pods = self._holders((namespace, name)) or [*filter(None, [self._pods.get(namespace, {}).get(name)])]
+        return max(pods, key=lambda pod: pod.precedence, default=None)
+
     def cluster(self, nodes: Mapping[str, frozenset[Address]]) -> Cluster:
         """Returns all of it for the evaluator."""
         policies = [policy for policies in self.policies.values() for policy in policies.values()]

@@ -19,6 +19,7 @@ _LIMIT_S = 120.0  # between two parts of an answer; the agent reads up to some 3
 _MAX_BYTES = 256 << 20
 _CHUNK = 1 << 16
 _OK, _MISSING, _UNAVAILABLE = 200, 404, 503
+_FEATURES = {"pools": ("pools", "--store"), "policy": ("network policies", "--network-policy")}
 _RUN = "does podwire-agent run here? systemctl status podwire-agent; kubectl --namespace podwire get pods -o wide"
 
 
@@ -28,17 +29,17 @@ class StoreError(CniError):
 
 def get(path: str, page: str) -> Mapping[str, object]:
     """Returns the JSON object of a page; raises CniError(5) without an agent, StoreError, CniError(4)."""
-    return _request(path, f"GET {page} HTTP/1.0\r\n\r\n".encode())
+    return _request(path, page, f"GET {page} HTTP/1.0\r\n\r\n".encode())
 
 
 def post(path: str, action: str, document: Mapping[str, object]) -> Mapping[str, object]:
     """Runs an action of the agent, and returns its answer; raises as `get`, CniError(4) for a refused change."""
     body = json.dumps(document).encode()
     head = f"POST {action} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    return _request(path, head.encode() + body)
+    return _request(path, action, head.encode() + body)
 
 
-def _request(path: str, request: bytes) -> Mapping[str, object]:
+def _request(path: str, page: str, request: bytes) -> Mapping[str, object]:
     status, body = _split(path, _exchange(path, request))
     try:
         document: object = json.loads(body)
@@ -53,10 +54,11 @@ def _request(path: str, request: bytes) -> Mapping[str, object]:
             raise StoreError(Code.TRY_AGAIN_LATER, msg, hint)
         raise CniError(Code.INVALID_ENVIRONMENT, msg, hint)
     if status == _MISSING:
+        feature, option = _FEATURES[page.split("/")[1]]
         raise CniError(
             Code.INVALID_ENVIRONMENT,
-            f"podwire-agent at {path} has no pools",
-            "it runs without --store, or is older than this tool: check its options and its version",
+            f"podwire-agent at {path} has no {feature}",
+            f"it runs without {option}, or is older than this tool: check its options and its version",
         )
     raise CniError(Code.IO_FAILURE, f"{path}: unexpected answer with HTTP status {status}", _other(path))
 

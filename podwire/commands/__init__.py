@@ -18,6 +18,7 @@ from podwire.commands.lint import COMMAND as LINT
 from podwire.commands.list import COMMAND as LIST
 from podwire.commands.man import MANUAL
 from podwire.commands.metrics import COMMAND as METRICS
+from podwire.commands.policy import COMMAND as POLICY
 from podwire.commands.repair import COMMAND as REPAIR
 from podwire.commands.selftest import COMMAND as SELFTEST
 from podwire.commands.show import COMMAND as SHOW
@@ -36,6 +37,7 @@ COMMANDS: tuple[Command, ...] = (
     TRACE,
     LINT,
     IPAM,
+    POLICY,
     REPAIR,
     BUGREPORT,
     METRICS,

@@ -1,0 +1,250 @@
+"""The agent's page and question for `podwire policy`, as JSON, on its Unix socket.
+
+    GET  /policy      {"policies": [...], "pods": [...], "problem": ""}: the policies, and the pods of this node
+    POST /policy/why  {"source": "shop/web-0", "destination": "10.22.0.7", "protocol": "tcp", "port": 5432}, a pod or
+                      an address each -> {"connections": [...], "problem": ""}, one for each IP version
+
+`problem` is what keeps the agent from enforcing the policies, "" if nothing does. An error is {"msg", "details"}.
+
+One rule: only the main thread uses the selection. A thread of the HTTP server hands its question over, and waits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from agent.http_server import Answer, Page, Pages
+from agent.policy.evaluator import Cluster, Connection, Decision, decide_direction
+from agent.policy.filter_table import FilterTable
+from agent.policy.objects import EGRESS, INGRESS, LAST_PORT, Policy
+from agent.policy.selection import LocalPod, Selection
+from cni.address import Address, format_ip, parse_ip
+from kernel.address import list_elsewhere
+from kernel.errors import KernelError
+from kernel.rtnl import Socket
+
+_JSON = "application/json"
+_LIMIT_S = 8.0  # less than the server's limit for a client; the longest turn of the loop reads the whole filter
+_PROTOCOLS = ("tcp", "udp", "sctp", "icmp")
+
+Document = dict[str, object]
+
+
+class Refusal(Exception):  # noqa: N818 - an answer, not a fault of the agent
+    """A question that has no answer: `msg` is the cause, `details` the fix, `status` the HTTP status."""
+
+    def __init__(self, msg: str, details: str = "", status: int = 409) -> None:
+        super().__init__(msg)
+        self.msg, self.details, self.status = msg, details, status
+
+
+class FilterState(NamedTuple):
+    """What is in force: the packet filter, the dropped packets by chain, and what keeps the agent from enforcing."""
+
+    table: FilterTable
+    drops: Mapping[str, int]
+    problem: str
+
+
+class PolicyAdmin:
+    """The page and the question. `call_in_main` runs a call in the main thread; `state` is read there, too."""
+
+    def __init__(
+        self,
+        selection: Selection,
+        call_in_main: Callable[[Callable[[], None]], None],
+        state: Callable[[], FilterState],
+    ) -> None:
+        self._selection, self._call_in_main, self._state = selection, call_in_main, state
+
+    def pages(self) -> Pages:
+        """Returns the pages, by path."""
+        return {"/policy": self._page}
+
+    def actions(self) -> dict[str, Callable[[bytes], Answer]]:
+        """Returns the actions, by path."""
+        return {"/policy/why": self._answer}
+
+    def _page(self) -> Page:
+        try:
+            return Page(True, _encode(self._ask(self._list)), _JSON)
+        except Refusal as error:
+            return Page(False, _encode({"msg": error.msg, "details": error.details}), _JSON)
+
+    def _answer(self, body: bytes) -> Answer:
+        try:
+            question = _parse(body)
+            return Answer(200, _encode(self._ask(lambda: self._explain(*question))), _JSON)
+        except Refusal as error:
+            return Answer(error.status, _encode({"msg": error.msg, "details": error.details}), _JSON)
+
+    def _ask(self, question: Callable[[], Document]) -> Document:
+        """Returns what the main thread answers; raises Refusal."""
+        answer: Future[Document] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(question())
+            except Exception as error:  # the thread that asks raises it; the agent goes on
+                answer.set_exception(error)
+
+        self._call_in_main(run)
+        try:
+            return answer.result(_LIMIT_S)
+        except TimeoutError:
+            msg = f"podwire-agent has other work since {_LIMIT_S:.0f} s"
+            raise Refusal(msg, "run the command again; the agent's log has what it does", 503) from None
+
+    # ---- in the main thread
+
+    def _list(self) -> Document:
+        state, pods = self._state(), list(self._selection.local_pods())
+        policies = [each for of_namespace in self._selection.policies.values() for each in of_namespace.values()]
+        chains = _chains(state.table, pods)
+        return {
+            "policies": [
+                {
+                    "namespace": policy.namespace,
+                    "name": policy.name,
+                    "directions": _directions(policy),
+                    "pods": sum(pod.policies.get(policy.name) is policy for pod in pods),
+                    "droppedPackets": sum(n for name, n in state.drops.items() if policy in chains.get(name, ())),
+                }
+                for policy in sorted(policies, key=lambda policy: (policy.namespace, policy.name))
+            ],
+            "pods": [
+                {
+                    "namespace": pod.namespace,
+                    "name": pod.name,
+                    "addresses": list(map(format_ip, pod.addresses)),
+                    "policies": sorted(pod.policies),
+                    "isKnown": pod.pod is not None,
+                }
+                for pod in sorted(pods, key=lambda pod: (pod.namespace, pod.name))
+            ],
+            "problem": state.problem,
+        }
+
+    def _explain(self, source: str, destination: str, protocol: str, port: int) -> Document:
+        sources, destinations = self._addresses(source), self._addresses(destination)
+        pairs = [(one, other) for one in sources for other in destinations if one.version == other.version]
+        if not pairs:
+            raise Refusal(f"{source} and {destination} have no addresses of one IP version", "use addresses")
+        cluster = self._cluster({address for pair in pairs for address in pair})
+        connections = [self._decide(cluster, Connection(*pair, protocol, port)) for pair in pairs]
+        return {"connections": connections, "problem": self._state().problem}
+
+    def _addresses(self, text: str) -> list[Address]:
+        """Returns an address, or those of a pod; raises Refusal."""
+        namespace, is_pod, name = text.partition("/")
+        if not is_pod:
+            return [parse_ip(text)]
+        pod = self._selection.find_pod(namespace, name)
+        if pod is None:
+            details = f"kubectl --namespace {namespace} get pod {name}"
+            raise Refusal(f"the agent knows no pod {name} of namespace {namespace}", details, 404)
+        if not pod.addresses:
+            raise Refusal(f"pod {name} of namespace {namespace} has no address", "it has not started yet, or has ended")
+        return list(pod.addresses)
+
+    def _cluster(self, ends: set[Address]) -> Cluster:
+        """Returns what the evaluator needs: a copy of all pods would take the main thread too long."""
+        selection = self._selection
+        owners = {address: owner for address in ends if (owner := selection.owners.get(address))}
+        namespaces = {owner.namespace for owner in owners.values()}
+        policies = [each for name in namespaces for each in selection.policies.get(name, {}).values()]
+        pods = {address: owner for address, owner in owners.items() if owner.can_have_policies}
+        names = {local.pod.node for local in selection.local_pods() if local.pod}
+        return Cluster(pods, selection.namespaces, policies, dict.fromkeys(names, _addresses_here()))
+
+    def _decide(self, cluster: Cluster, connection: Connection) -> Document:
+        ends = {
+            EGRESS: self._decide_end(cluster, connection, EGRESS),
+            INGRESS: self._decide_end(cluster, connection, INGRESS),
+        }
+        return {
+            "source": format_ip(connection.source),
+            "destination": format_ip(connection.destination),
+            "allowed": all(allowed for allowed, _ in ends.values()),
+            **{direction: {"allowed": allowed, "reason": reason} for direction, (allowed, reason) in ends.items()},
+        }
+
+    def _decide_end(self, cluster: Cluster, connection: Connection, direction: str) -> tuple[bool, str]:
+        """Returns whether the pod at one end allows a connection, and why."""
+        address = connection.source if direction == EGRESS else connection.destination
+        unknown = next((pod for pod in self._selection.local_pods() if not pod.pod and address in pod.addresses), None)
+        policies = self._selection.policies.get(unknown.namespace, {}) if unknown else {}
+        if unknown and any(policy.rules(direction) is not None for policy in policies.values()):
+            what = f"the agent has no object of pod {unknown.name} yet, and its namespace {unknown.namespace}"
+            return False, f"{what} has policies: isolated until then"
+        decision = decide_direction(cluster, connection, direction)
+        return decision.allowed, _reason(decision, address, direction)
+
+
+def _reason(decision: Decision, address: Address, direction: str) -> str:
+    if decision.pod or decision.exemption:
+        return decision.describe()
+    return f"{format_ip(address)} is no pod that policies can select ({direction})"
+
+
+def _parse(body: bytes) -> tuple[str, str, str, int]:
+    """Returns the source, the destination, the protocol and the port of a question; raises Refusal."""
+    try:
+        question: object = json.loads(body)
+    except (ValueError, RecursionError):
+        question = None
+    fields = question if isinstance(question, dict) else {}
+    source, destination = fields.get("source"), fields.get("destination")
+    protocol, port = fields.get("protocol"), fields.get("port")
+    if not isinstance(source, str) or not isinstance(destination, str) or protocol not in _PROTOCOLS:
+        raise Refusal(
+            '"source" and "destination" must be texts, "protocol" one of "tcp", "udp", "sctp", "icmp"', "", 400
+        )
+    if not isinstance(port, int) or not (1 <= port <= LAST_PORT or (port == 0 and protocol == "icmp")):
+        raise Refusal(f'"port" must be a number from 1 to {LAST_PORT}, and 0 for "icmp"', "", 400)
+    for text in (source, destination):
+        if "/" not in text:
+            _require_address(text)
+    return source, destination, str(protocol), port
+
+
+def _require_address(text: str) -> None:
+    try:
+        parse_ip(text)
+    except ValueError:
+        msg = f'"{text}" is neither a pod nor an address'
+        raise Refusal(
+            msg, "a pod is NAMESPACE/NAME, as in: podwire policy why shop/web-0 shop/db-0:5432", 400
+        ) from None
+
+
+def _directions(policy: Policy) -> list[str]:
+    return [direction for direction in (INGRESS, EGRESS) if policy.rules(direction) is not None]
+
+
+def _chains(table: FilterTable, pods: list[LocalPod]) -> dict[str, list[Policy]]:
+    """Returns the policies that each chain of the filter has the rules of, those of pods on this node."""
+    chains: dict[str, list[Policy]] = {}
+    for pod in pods:
+        verdicts = [table.verdicts[address] for address in pod.addresses if address in table.verdicts]
+        for verdict in verdicts[:1]:
+            for direction, name in ((EGRESS, verdict.egress), (INGRESS, verdict.ingress)):
+                chains[name] = [each for each in pod.policies.values() if each.rules(direction) is not None]
+    return chains
+
+
+def _addresses_here() -> frozenset[Address]:
+    """Returns this node's addresses, none if they cannot be read."""
+    try:
+        with Socket() as socket:
+            return frozenset(ip_address(each.packed) for each in list_elsewhere(socket, None))
+    except KernelError:
+        return frozenset()
+
+
+def _encode(document: Document) -> bytes:
+    return json.dumps(document).encode() + b"\n"

@@ -1,0 +1,183 @@
+"""`podwire policy list|why`: the network policies of this node's pods, as podwire-agent knows them."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentParser, Namespace, _SubParsersAction
+from collections.abc import Callable, Mapping
+from ipaddress import ip_address
+
+from cni.errors import Code
+from cni.fields import Fields
+from podwire.cluster import agent_socket
+from podwire.command import Command, Context, ExitStatus, UsageError, add_json, add_parser, exit_status
+from podwire.commands.ipam_cluster import add_socket
+from podwire.output import Cell, Text
+
+_DIRECTIONS = ("egress", "ingress")
+_DESTINATION = re.compile(
+    r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]{1,5})(?:/(?P<protocol>tcp|udp|sctp))?)?"
+)
+_HINT = "examples: shop/db-0:5432, shop/dns-0:53/udp, 10.22.0.7:80, [fd00::7]:80, shop/db-0 (a ping)"
+
+_DESCRIPTION = """\
+podwire-agent with --network-policy enforces the NetworkPolicies of the cluster for the pods of this node. These
+commands ask the agent; they send no packets and change nothing. `podwire trace` sends a packet, and names what drops
+it."""
+_LIST = """\
+Prints the policies that the agent knows: the directions in which they isolate pods, how many pods of this node they
+select, and the packets that were dropped. Policies that select the same pods share a counter, so a dropped packet
+counts for each of them. The pods of this node follow, with their policies.
+
+Exit status: 0; 1 if something keeps the agent from enforcing policies, which is printed; 3 if the agent does not
+answer.
+
+--json prints {"policies": [{"namespace", "name", "directions", "pods", "droppedPackets"}], "pods": [{"namespace",
+"name", "addresses", "policies", "isKnown"}], "problem"}; "isKnown" is false while the agent has no object of the pod:
+until then the pod is isolated if its namespace has policies."""
+_WHY = """\
+Prints whether the policies allow a connection, and which policy and rule decides, at both ends: the egress of the
+source and the ingress of the destination. A pod is NAMESPACE/NAME, on any node; an address may be any. Without a port
+it is a ping, with a port TCP, with /udp or /sctp these. The policies see a Service's pod, not the Service.
+
+Exit status: 0 allowed; 1 denied; 3 the agent does not answer, or knows no such pod; 4 allowed, but something keeps the
+agent from enforcing policies, which is printed.
+
+--json prints {"connections": [{"source", "destination", "allowed", "egress": {"allowed", "reason"}, "ingress": {the
+same}}], "problem"}, a connection for each IP version that both ends have."""
+_EXAMPLES = {
+    "list": (("podwire policy list", "the policies, and the pods of this node that they select"),),
+    "why": (
+        ("podwire policy why shop/web-0 shop/db-0:5432", "may web-0 connect to db-0?"),
+        ("podwire policy why 203.0.113.9 shop/dns-0:53/udp", "may this address send to dns-0?"),
+    ),
+}
+
+
+def _list(context: Context, options: Namespace) -> ExitStatus:
+    document = agent_socket.get(options.socket, "/policy")
+    fields, out = _fields(document, options), context.out
+    out.print_json(document)
+    policies, pods, problem = fields.objects("policies"), fields.objects("pods"), fields.string("problem")
+    if policies:
+        titles = ("NAMESPACE", "POLICY", "ISOLATES", "PODS", "DROPPED PACKETS")
+        out.print_table(titles, list(map(_policy_row, policies)))
+    if pods:
+        out.print_table(("POD", "ADDRESSES", "POLICIES"), [_pod_row(pod) for pod in pods])
+    if not policies:
+        out.print("the cluster has no network policies")
+    _print_problem(context, problem)
+    return exit_status(wrong=bool(problem), complete=True)
+
+
+def _policy_row(policy: Fields) -> list[Text]:
+    numbers = [str(policy.integer(key) or 0) for key in ("pods", "droppedPackets")]
+    return [policy.string("namespace"), policy.string("name"), " ".join(policy.strings("directions")), *numbers]
+
+
+def _pod_row(pod: Fields) -> list[Text]:
+    name, policies = f"{pod.string('namespace')}/{pod.string('name')}", " ".join(pod.strings("policies")) or "-"
+    known: Text = policies if pod.boolean("isKnown") else Cell("unknown", "warning")
+    return [name, " ".join(pod.strings("addresses")), known]
+
+
+def _why(context: Context, options: Namespace) -> ExitStatus:
+    question = _question(options.source, options.destination)
+    document = agent_socket.post(options.socket, "/policy/why", question)
+    fields, out = _fields(document, options), context.out
+    out.print_json(document)
+    connections, problem = fields.objects("connections"), fields.string("problem")
+    service = f"{question['protocol']} {question['port']}" if question["port"] else "ping"
+    for connection in connections:
+        word = Cell("allowed:", "good") if connection.boolean("allowed") else Cell("denied:", "bad")
+        ends = [_end(str(question[key]), connection.string(key)) for key in ("source", "destination")]
+        out.print(word, f"{service} from {ends[0]} to {ends[1]}")
+        for direction in _DIRECTIONS:
+            end = connection.section(direction)
+            out.print(f"  {direction}:", Cell(end.string("reason"), "" if end.boolean("allowed") else "bad"))
+    _print_problem(context, problem)
+    is_allowed = bool(connections) and all(connection.boolean("allowed") for connection in connections)
+    return exit_status(wrong=not is_allowed, complete=not problem)
+
+
+def _end(name: str, address: str) -> str:
+    return f"{name} ({address})" if "/" in name else address
+
+
+def _print_problem(context: Context, problem: str) -> None:
+    if problem:
+        context.out.print(Cell("the agent does not enforce all policies:", "bad"), problem)
+
+
+def _fields(document: Mapping[str, object], options: Namespace) -> Fields:
+    return Fields(document, context=f"the answer of podwire-agent at {options.socket}")
+
+
+def _question(source: str, destination: str) -> dict[str, object]:
+    """Returns the question for the agent; raises UsageError."""
+    host, protocol, port = _parse_destination(destination)
+    for name in (source, host):
+        namespace, _, pod = name.partition("/")
+        if not _is_address(name) and (not namespace or not pod or "/" in pod):
+            msg = f'"{name}" is neither a pod (NAMESPACE/NAME) nor an address'
+            raise UsageError(Code.INVALID_ENVIRONMENT, msg, _HINT)
+    return {"source": source, "destination": host, "protocol": protocol, "port": port}
+
+
+def _parse_destination(text: str) -> tuple[str, str, int]:
+    """Returns pod or address, protocol and port, 0 for a ping; raises UsageError."""
+    if _is_address(text):  # an IPv6 address without brackets
+        return text, "icmp", 0
+    match = _DESTINATION.fullmatch(text)
+    port = int(match["port"] or 0) if match else 0
+    if match is None or port > 65535 or (match["port"] and not port):
+        raise UsageError(Code.INVALID_ENVIRONMENT, f'"{text}" is not a destination', _HINT)
+    return match["six"] or match["host"], (match["protocol"] or "tcp") if port else "icmp", port
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    parser.set_defaults(subcommand=None)
+    _add(commands, "list", "the policies, and the pods of this node that they select", _LIST, _list)
+    why = _add(commands, "why", "whether the policies allow a connection, and why", _WHY, _why)
+    why.add_argument("source", metavar="SOURCE", help="a pod (NAMESPACE/NAME) or an address")
+    why.add_argument(
+        "destination", metavar="DESTINATION[:PORT][/udp]", help="the same, with a port unless it is a ping"
+    )
+
+
+def _add(
+    commands: _SubParsersAction[ArgumentParser],
+    name: str,
+    summary: str,
+    about: str,
+    run: Callable[[Context, Namespace], ExitStatus],
+) -> ArgumentParser:
+    subparser = add_parser(commands, name, summary, about, _EXAMPLES[name])
+    add_socket(subparser)
+    add_json(subparser)
+    subparser.set_defaults(subcommand=run)
+    return subparser
+
+
+def _run(context: Context, options: Namespace) -> ExitStatus:
+    run: Callable[[Context, Namespace], ExitStatus] = options.subcommand
+    return run(context, options)
+
+
+COMMAND = Command(
+    "policy",
+    "network policies: what they say of a connection, which pods they select",
+    _DESCRIPTION,
+    _run,
+    _arguments,
+    tuple(example for examples in _EXAMPLES.values() for example in examples),
+)
