@@ -128,6 +128,16 @@ def test_unknown_pod_is_closed(node):
     assert node.table == EMPTY
 
 
+def test_chains_have_the_ip_versions_of_their_pods(node):
+    """Pods with IPv4 only have chains without sets of IPv6, and do not share them with pods that have both."""
+    node.set_policy("all", ingress=[{"from": [{"podSelector": {}}]}])
+    node.add("both", A, ip_address("fd00::1"))
+    node.add("four", B)
+    assert [rule.version for rule in node.rules(A)] == [4, 6]
+    assert [rule.version for rule in node.rules(B)] == [4]
+    assert node.table.verdicts[A] == node.table.verdicts[ip_address("fd00::1")]
+
+
 PORTS = (NamedPort("http", "tcp", 80), NamedPort("http", "udp", 81), NamedPort("dns", "udp", 53))
 
 
@@ -173,12 +183,13 @@ def test_blocks_of_a_rule_are_one_set(node):
         {"cidr": "10.0.0.128/32"},
         {"cidr": "10.9.0.0/16", "except": ["10.0.0.0/8"]},
         {"cidr": "fd00::/120", "except": ["fd00::80/121"]},
+        {"cidr": "10.0.2.0/31", "except": ["10.0.1.0/30"]},
     ]
     node.set_policy("blocks", ingress=[{"from": [{"ipBlock": block} for block in blocks]}])
     node.add("web", A, ip_address("fd00::1"))
     assert sorted(rule.peer_set[:2] for rule in node.rules()) == ["b4", "b6"]
     ranges = {tuple(map(str, each)) for elements in node.table.sets.values() for each in elements}
-    assert ranges == {("10.0.0.64", "10.0.0.255"), ("fd00::", "fd00::7f")}
+    assert ranges == {("10.0.0.64", "10.0.0.255"), ("10.0.2.0", "10.0.2.1"), ("fd00::", "fd00::7f")}
 
 
 def test_change_of_a_remote_pod_changes_the_set_in_place(node):
