@@ -176,6 +176,27 @@ def test_pods_share_a_chain_if_their_named_ports_agree(node):
     assert chains[0] == chains[1] != chains[2]
 
 
+def test_named_ports_of_egress_are_pairs(node):
+    """A name in an egress rule is a set of the peers' addresses with their numbers; without peers, of all pods."""
+    ports = [{"port": "http"}, {"port": 53, "protocol": "UDP"}]
+    node.set_policy(
+        "names", policyTypes=["Egress"], egress=[{"ports": ports}, {"to": [{"podSelector": {}}], "ports": ports}]
+    )
+    node.add("web", A)
+    node.set_pod("db", B, ports=PORTS)
+    rules = [rule._replace(pair_set=rule.pair_set[:2], peer_set=rule.peer_set[:2]) for rule in node.rules(A, EGRESS)]
+    dns, pair = AcceptRule(protocol="udp", ports=(53, 53)), AcceptRule(4, protocol="tcp", pair_set="p4")
+    assert rules == [dns, pair, dns._replace(version=4, peer_set="s4"), pair]
+    pair_sets = [elements for name, elements in node.table.sets.items() if name.startswith("p4")]
+    assert pair_sets == [{(B, 80)}] * 2
+    node.set_pod("db", B, ports=(NamedPort("http", "tcp", 8080), *PORTS))
+    node.selection.set_pod(Pod("shop", "job", "u-job", {"app": "job"}, is_finished=True, ports=PORTS))
+    node.set_local("job", C)  # it is nobody
+    assert pair_sets == [{(B, 80), (B, 8080)}] * 2
+    node.set_pod("db", B)
+    assert pair_sets == [set()] * 2
+
+
 def test_blocks_of_a_rule_are_one_set(node):
     """The blocks of a rule are one set of disjoint ranges for each IP version, each block without its exceptions."""
     blocks: Any = [
