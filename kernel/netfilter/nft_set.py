@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kernel.codec_netfilter import SetElementsMessage, SetMessage
 from kernel.netfilter import nft_rule
 from kernel.netfilter.nft import ABSENT_ERRNOS, NftSocket, Table, change, retry
-from kernel.netfilter.nft_expression import ATTRIBUTE, DATA_VALUE, LIST_ELEM, attribute, attributes, nested, value
+from kernel.netfilter.nft_expression import DATA_VALUE, LIST_ELEM, attribute, attributes, nested, value
 from kernel.rtnl import NLM_F_CREATE, NLM_F_DUMP, Request
 from kernel.wire import Attributes
 from process.values import dataclass
@@ -223,13 +223,11 @@ def list_keys(socket: NftSocket, nft_set: Set) -> set[bytes]:
 def _split_keys(content: bytes, size: int) -> list[bytes] | None:
     """Returns the keys of elements that have nothing but a key of `size` bytes, None for other elements.
 
-    Such elements differ in the key only, so what precedes the key splits them, if no key contains it.
+    Such elements differ in the key only, so what precedes the key splits them. If they have more, or if a key contains
+    the same bytes, the parts have other sizes.
     """
-    start = content[:_KEY_AT]
-    first, *keys = content.split(start)
-    if first or size % 4 or ATTRIBUTE.unpack_from(start)[0] != _KEY_AT + size or set(map(len, keys)) != {size}:
-        return None
-    return keys
+    first, *keys = content.split(content[:_KEY_AT])
+    return keys if not first and set(map(len, keys)) == {size} else None
 
 
 def list_encoded(

@@ -275,6 +275,20 @@ def test_sets_changed_in_place(host, host_filter):
     assert host_filter.compare(table) == 0
 
 
+def test_a_failed_change_is_made_up_for(host_filter):
+    """After a change that fails, the next one compares the whole table, so no difference is lost."""
+    addresses = set(ADDRESSES[4][:5])
+    chains = {"e-1": ChainContent("", (AcceptRule(4, "s4-1"),))}
+    table = FilterTable({A: Verdict("e-1")}, chains, {"s4-1": addresses})
+    host_filter.apply(table)
+    addresses.add(ADDRESSES[4][9])
+    invalid = table._replace(chains={"e-1": ChainContent("", (AcceptRule(4, "s4-1", "icmp"),))})
+    with pytest.raises(KeyError):
+        host_filter.apply(invalid, {"s4-1": SetChange((ADDRESSES[4][9],))})
+    assert not host_filter.apply(table)
+    assert host_filter.compare(table) == 0
+
+
 def test_deleted_attachments(host, host_filter):
     """DEL deletes a pod's addresses; if another pod gets them at once under the same policies, they are added again."""
     host_filter.apply(SAMPLE)
