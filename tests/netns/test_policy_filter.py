@@ -5,6 +5,7 @@ test_policy_filter_repair.py has its repair, test_policy_packets.py sends packet
 
 import statistics
 import subprocess
+import threading
 import time
 from ipaddress import ip_address
 from random import Random
@@ -177,6 +178,37 @@ def test_removal_leaves_nothing(host, host_filter):
     assert nft_rules(host) == []
     host_filter.apply(SAMPLE)
     assert content(host) == before
+
+
+def test_deletions_in_parallel(host, host_filter):
+    """DELs delete addresses of pods all the time: each change is made without a comparison, and nothing drifts."""
+    tables = [
+        SAMPLE,
+        SAMPLE._replace(verdicts={**SAMPLE.verdicts, B: Verdict("", "i-1")}),
+        SAMPLE._replace(verdicts={}),
+    ]
+    host_filter.apply(SAMPLE)
+    is_done = threading.Event()
+
+    def delete():
+        with host.entered():
+            socket = nft.open_socket()
+        with socket:
+            while not is_done.is_set():
+                places = [(one[4], address.packed) for one in (EGRESS, INGRESS) for address in (A, B)]
+                nft_set.delete_existing(socket, [*places, (SELF[4], A.packed * 2)])
+
+    deleter = threading.Thread(target=delete)
+    deleter.start()
+    try:
+        for number in range(300):
+            table = tables[number % 3]
+            assert host_filter.apply(table._replace(verdicts=dict(table.verdicts)))
+    finally:
+        is_done.set()
+        deleter.join()
+    assert host_filter.apply(SAMPLE._replace(verdicts=dict(SAMPLE.verdicts)))
+    assert host_filter.compare(SAMPLE) == 0
 
 
 class RandomTables:
