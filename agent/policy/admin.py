@@ -18,10 +18,10 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from agent.http_server import Answer, Page, Pages
-from agent.policy.evaluator import Cluster, Connection, Decision, decide_direction
+from agent.policy.evaluator import ClusterState, Decision, PodConnection, decide_direction
 from agent.policy.filter_table import FilterTable
 from agent.policy.objects import EGRESS, INGRESS, LAST_PORT, Policy
-from agent.policy.selection import LocalPod, Selection
+from agent.policy.selection import LocalPod, PolicySelection
 from cni.address import Address, format_ip, parse_ip
 from kernel.address import list_elsewhere
 from kernel.errors import KernelError
@@ -55,7 +55,7 @@ class PolicyAdmin:
 
     def __init__(
         self,
-        selection: Selection,
+        selection: PolicySelection,
         call_in_main: Callable[[Callable[[], None]], None],
         state: Callable[[], FilterState],
     ) -> None:
@@ -89,8 +89,10 @@ class PolicyAdmin:
         def run() -> None:
             try:
                 answer.set_result(question())
-            except Exception as error:  # the thread that asks raises it; the agent goes on
+            except Exception as error:
                 answer.set_exception(error)
+                if not isinstance(error, Refusal):
+                    raise  # the loop logs it
 
         self._call_in_main(run)
         try:
@@ -135,7 +137,7 @@ class PolicyAdmin:
         if not pairs:
             raise Refusal(f"{source} and {destination} have no addresses of one IP version", "use addresses")
         cluster = self._cluster({address for pair in pairs for address in pair})
-        connections = [self._decide(cluster, Connection(*pair, protocol, port)) for pair in pairs]
+        connections = [self._decide(cluster, PodConnection(*pair, protocol, port)) for pair in pairs]
         return {"connections": connections, "problem": self._state().problem}
 
     def _addresses(self, text: str) -> list[Address]:
@@ -151,7 +153,7 @@ class PolicyAdmin:
             raise Refusal(f"pod {name} of namespace {namespace} has no address", "it has not started yet, or has ended")
         return list(pod.addresses)
 
-    def _cluster(self, ends: set[Address]) -> Cluster:
+    def _cluster(self, ends: set[Address]) -> ClusterState:
         """Returns what the evaluator needs: a copy of all pods would take the main thread too long."""
         selection = self._selection
         owners = {address: owner for address in ends if (owner := selection.owners.get(address))}
@@ -159,9 +161,9 @@ class PolicyAdmin:
         policies = [each for name in namespaces for each in selection.policies.get(name, {}).values()]
         pods = {address: owner for address, owner in owners.items() if owner.can_have_policies}
         names = {local.pod.node for local in selection.local_pods() if local.pod}
-        return Cluster(pods, selection.namespaces, policies, dict.fromkeys(names, _addresses_here()))
+        return ClusterState(pods, selection.namespaces, policies, dict.fromkeys(names, _addresses_here()))
 
-    def _decide(self, cluster: Cluster, connection: Connection) -> Document:
+    def _decide(self, cluster: ClusterState, connection: PodConnection) -> Document:
         ends = {
             EGRESS: self._decide_end(cluster, connection, EGRESS),
             INGRESS: self._decide_end(cluster, connection, INGRESS),
@@ -173,7 +175,7 @@ class PolicyAdmin:
             **{direction: {"allowed": allowed, "reason": reason} for direction, (allowed, reason) in ends.items()},
         }
 
-    def _decide_end(self, cluster: Cluster, connection: Connection, direction: str) -> tuple[bool, str]:
+    def _decide_end(self, cluster: ClusterState, connection: PodConnection, direction: str) -> tuple[bool, str]:
         """Returns whether the pod at one end allows a connection, and why."""
         address = connection.source if direction == EGRESS else connection.destination
         unknown = next((pod for pod in self._selection.local_pods() if not pod.pod and address in pod.addresses), None)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from kernel.codec_netfilter import ChainMessage
 from kernel.netfilter import nft
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Table
+from kernel.netfilter.nft_rule import parse_comment
 from kernel.rtnl import NLM_F_DUMP, Request
 
 _GETCHAIN = 10 << 8 | 4  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETCHAIN
@@ -46,6 +47,7 @@ def _chain(message: ChainMessage) -> Chain:
             hook.get_attr("NFTA_HOOK_HOOKNUM") or 0,
             hook.get_attr("NFTA_HOOK_PRIORITY") or 0,
         ),
+        parse_comment(get("NFTA_CHAIN_USERDATA") or b""),
         uses=get("NFTA_CHAIN_USE") or 0,
         drops=get("NFTA_CHAIN_POLICY") == _NF_DROP,
     )

@@ -64,6 +64,7 @@ class _Renderer:
             "bitwise": self._bitwise, "lookup": self._lookup,
             "immediate": self._immediate, "match": self._extension, "target": self._target,
             "reject": self._reject, "masq": self._masquerade, "nat": self._nat, "range": self._range,
+            "objref": self._object,
         }.get(name)  # fmt: skip
         if handler:
             handler(fields)
@@ -155,6 +156,10 @@ class _Renderer:
 
     def _target(self, fields: dict[int, bytes]) -> None:
         self.words.append(f"-j {_text(fields.get(1, b''))}")
+
+    def _object(self, fields: dict[int, bytes]) -> None:
+        kind = {1: "counter", 2: "quota", 4: "limit"}.get(_number(fields, 1), "object")
+        self.words.append(f'{kind} name "{_text(fields.get(2, b""))}"')
 
     def _reject(self, fields: dict[int, bytes]) -> None:
         self.words.append("reject with tcp reset" if _number(fields, 1) == 1 else "reject")

@@ -13,6 +13,7 @@ from functools import cached_property
 from ipaddress import IPv4Network
 from shlex import quote
 
+from attachment.policy.table import TABLE as POLICIES
 from attachment.presence import Presence
 from cni import conf as cni_conf
 from cni import delegate, gojson, versions
@@ -305,8 +306,13 @@ class CheckedNode(NetworkFacts):
 
     @cached_property
     def ruleset(self) -> Ruleset:
-        """The rules of the packet filter, of nftables and of both variants of iptables; raises CniError."""
-        return with_legacy(read_ruleset())
+        """The rules of the packet filter, of nftables and of both variants of iptables; raises CniError.
+
+        Without those of network policies: what they drop is meant, and must not hide what another rule does.
+        """
+        ruleset = with_legacy(read_ruleset())
+        others = (one for one in ruleset.chains if (one.family, one.table) != (POLICIES.family, POLICIES.name))
+        return replace(ruleset, chains=tuple(others))
 
 
 def types_of(network: Network) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ _TABLES = {
     "cni_hostport": PODWIRE,
     "cni_plugins_masquerade": PODWIRE,
     "podwire_firewall": PODWIRE,
+    "podwire_guard": PODWIRE,
+    "podwire_policy": PODWIRE,
     "kube-network-policies": "kube-network-policies",
     "kindnet-network-policies": "kindnet",
     "kindnet-ipmasq": "kindnet",

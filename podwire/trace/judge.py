@@ -16,7 +16,7 @@ from kernel import discards
 from kernel.fib import packet_to
 from kernel.packet_tap import ANSWER, ERROR, REFUSAL, REQUEST, TCP, UDP, Sighting
 from podwire.predictions.obstacles import UNCERTAIN, list_namespace_obstacles, list_obstacles, list_port_obstacles
-from podwire.trace import layer3, legs, rules, translation
+from podwire.trace import layer3, legs, network_policy, rules, translation
 from podwire.trace.exchange import Flow, Observation
 from podwire.trace.legs import Leg
 from podwire.trace.place import EXTERNAL, NODE, Place
@@ -64,7 +64,7 @@ def find_suspect(
 ) -> Suspect:
     """Returns the first suspect for a lost packet; `rule` dropped it, `translating` rules changed its addresses."""
     if rule is not None:
-        return of_rule(rule)
+        return network_policy.of_rule(rule, seen.flow) or of_rule(rule)
     first = next(chain(_setting_suspects(topology, seen), _suspects(topology, seen, translating)), None)
     queueing = rules.queueing(seen.events) if first is None else None
     if queueing is not None and _stayed_in(seen, queueing.place):

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from attachment.policy.table import TABLE
 from cni.errors import CniError
-from kernel.netfilter import iptables, nft, nft_text
+from kernel.netfilter import iptables, nft, nft_chains, nft_text
 from kernel.netfilter.nft import Chain, Table
 from kernel.netfilter.nft_trace import ACCEPT, DROP, POLICY, QUEUE, RULE, TraceEvent
 from podwire.node.programs import get_output_lines, require_legacy_program
@@ -32,6 +33,7 @@ class MetRule(NamedTuple):
     drops: bool
     place: str
     variant: str = "nftables"
+    comment: str = ""  # of a chain of network policies
 
     def describe(self) -> str:
         """Returns the rule with its place: table, chain, handle, text."""
@@ -53,9 +55,11 @@ def of_event(place: Place, event: TraceEvent) -> MetRule:
     policy = "policy drop" if event.drops else "policy accept"
     text = policy if event.kind == POLICY else place.call(lambda: _text(event))
     table = f"{family} {event.table}"
-    return MetRule(
+    rule = MetRule(
         table, event.chain, event.handle, text, owner_of(event.table, event.chain, text), event.drops, place.name
     )
+    is_policy = event.table == TABLE.name
+    return rule._replace(comment=place.call(lambda: _comment(event.chain))) if is_policy else rule
 
 
 def _text(event: TraceEvent) -> str:
@@ -66,6 +70,17 @@ def _text(event: TraceEvent) -> str:
         return ""
     rule = next((one for one in rules if one.handle == event.handle), None)
     return nft_text.render(rule) if rule else ""
+
+
+def _comment(chain: str) -> str:
+    """Returns the comment of a chain of network policies."""
+    name = chain.encode()
+    try:
+        with nft.open_socket() as socket:
+            chains = nft_chains.list_chains(socket, lambda message: name in message)
+    except CniError:
+        return ""
+    return next((one.comment for one in chains if (one.table.name, one.name) == (TABLE.name, chain)), "")
 
 
 def dropping(events: Iterable[tuple[Place, TraceEvent]]) -> MetRule | None:

@@ -1,0 +1,47 @@
+"""The network policies, or the guard of a pod's port, that dropped a packet: what the agent's chain says of itself."""
+
+from __future__ import annotations
+
+from attachment.policy.table import GUARD_TABLE, TABLE
+from kernel.packet_tap import UDP
+from podwire.trace.exchange import Flow
+from podwire.trace.place import Place
+from podwire.trace.rules import MetRule
+from podwire.trace.suspect import Suspect
+from podwire.trace.topology import PodPlace
+
+_AGENT = "podwire-agent"
+
+
+def of_rule(rule: MetRule, flow: Flow) -> Suspect | None:
+    """Returns the suspect for a rule of network policies that dropped the packet, None for another rule."""
+    table = rule.table.rpartition(" ")[2]
+    if table == GUARD_TABLE.name:
+        text = f"the guard of the pod's port drops it: its source is no address of the pod ({rule.describe()})"
+        return Suspect("port-guard", rule.place, text, rule.describe(), rule.owner, rule.look)
+    if table != TABLE.name or not rule.comment:
+        return None
+    direction, _, rest = rule.comment.partition(" of ")
+    namespace, _, policies = rest.partition(": ")
+    place = flow.target if direction == "ingress" else flow.source
+    end = f"{direction} of {place.name}" if isinstance(place, PodPlace) else direction
+    if policies:
+        subject = f"network {'policies' if ', ' in policies else 'policy'} {policies} of namespace {namespace}"
+        text = f"{subject} {'drop' if ', ' in policies else 'drops'} it ({end})"
+    else:
+        text = f"{_AGENT} isolates {rest} ({end})"
+    return Suspect("network-policy", rule.place, text, rule.describe(), _AGENT, _question(flow))
+
+
+def _question(flow: Flow) -> str:
+    """Returns the command that says why."""
+    target = _name(flow.target, str(flow.destination))
+    port = flow.target_port if "/" in target else flow.port
+    if port:
+        host = f"[{target}]" if ":" in target else target
+        target = f"{host}:{port}" + ("/udp" if flow.protocol == UDP else "")
+    return f"podwire policy why {_name(flow.source, str(flow.source_address))} {target}"
+
+
+def _name(place: Place | None, address: str) -> str:
+    return place.name if isinstance(place, PodPlace) and place.name.count("/") == 1 else address

@@ -1,0 +1,71 @@
+"""What doctor and trace predict from the rules of network policies: what the evaluator says, and the kernel does."""
+
+from random import Random
+
+import pytest
+
+from agent.policy.evaluator import decide_direction
+from agent.policy.filter_table import EMPTY
+from agent.policy.objects import EGRESS, INGRESS
+from kernel.netfilter.packet import ICMP, ICMPV6, NEW, TCP, UDP, Packet
+from kernel.netfilter.ruleset import read_ruleset
+from podwire.predictions.evaluation import FORWARD, Fate, traverse
+from tests.support.policy_world import World
+
+pytestmark = pytest.mark.needs("nft_inet", "br_netfilter", "nft_nat")
+
+CASES = 400
+_PROTOCOLS = {"tcp": TCP, "udp": UDP, "sctp": 132}
+
+
+class KernelWorld(World):
+    """A random cluster whose node's filter is the kernel's."""
+
+    def __init__(self, random, node_filter):
+        super().__init__(random)
+        self.node_filter = node_filter
+        node_filter.compare(EMPTY)
+
+    def decisions(self, connection):
+        """Returns the evaluator's decisions at the ends on this node whose objects are known."""
+        cluster = self.cluster()
+        local = {address for record in self.records.values() for address in record.addresses}
+        ends = ((connection.source, EGRESS), (connection.destination, INGRESS))
+        return [decide_direction(cluster, connection, one) for address, one in ends if address in local]
+
+    def update(self):
+        """Applies the changes of the plan."""
+        self.table, changes = self.plan.update()
+        self.node_filter.apply(self.table, changes)
+
+
+def packet_of(connection):
+    """Returns the first packet of a connection."""
+    source, destination, protocol, port = connection
+    number = _PROTOCOLS.get(protocol) or {4: ICMP, 6: ICMPV6}[source.version]
+    kind = {4: 8, 6: 128}[source.version] if protocol == "icmp" else None
+    return Packet(
+        source.version, source, destination, number, 40000, port, icmp_type=kind, state=NEW, iif="cni0", oif="cni0"
+    )
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_predictions_are_the_evaluators(policed_node, node_filter, seed):
+    """The predicted fate of packets, by maps, sets, ranges and named counters, is what the evaluator decides."""
+    world = KernelWorld(Random(seed), node_filter)
+    verdicts = {True: 0, False: 0}
+    while sum(verdicts.values()) < CASES:
+        for _ in range(20):
+            world.change()
+        world.update()
+        with policed_node.host.entered():
+            ruleset = read_ruleset()
+            for connection in (world.connection() for _ in range(100)):
+                decisions = world.decisions(connection)
+                is_usual = all(each.pod and not each.exemption for each in decisions)
+                if is_usual and any(each.policies for each in decisions):
+                    outcome = traverse(ruleset, packet_of(connection), FORWARD)
+                    allowed = all(each.allowed for each in decisions)
+                    assert [event.fate for event in outcome.events] == [Fate.CERTAIN] * (not allowed), connection
+                    verdicts[allowed] += 1
+    assert min(verdicts.values()) > CASES // 20, verdicts
