@@ -152,8 +152,12 @@ def _create_policies(
     if not settings.enforces_policies:
         return
     assert client  # the options demand an API server
-    report = partial(agent.status.set_condition, POLICIES)
-    yield PolicyService(settings.network_policy, loop, client, parts.metrics.add_policies(), report, parts.log)
+
+    def report(problem: str, note: str) -> None:
+        agent.status.set_condition(POLICIES, problem)
+        agent.status.set_note(POLICIES, note)
+
+    yield PolicyService(settings, loop, client, parts.metrics.add_policies(), report, parts.log)
 
 
 def _serve(settings: Settings, agent: Agent, nodes: ObjectWatch[Node] | PoolService) -> None:

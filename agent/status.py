@@ -58,6 +58,11 @@ class AgentStatus:
         """Sets the problem of a condition, "" if it is met."""
         self._readiness.set(condition, problem)
 
+    def set_note(self, condition: str, note: str) -> None:
+        """Sets the note of a condition, "" for none; logs another one."""
+        if self._readiness.set_note(condition, note) and note:
+            self._log.write("warning", note)
+
     def schedule_report(self) -> None:
         """Schedules a report of nodes and routes: one for all events that have arrived, as there may be thousands."""
         if not self._is_scheduled:
@@ -78,9 +83,7 @@ class AgentStatus:
         if self._route_failure is not None:
             of_nodes = chain(describe_problems(problems), conflicts.describe(), self._cluster.describe_wrong())
             self.set_condition(ROUTES, joined(chain([self._route_failure], of_nodes)))
-        note = joined(chain([self._routes.note], conflicts.describe_addresses()))
-        if self._readiness.set_note(ROUTES, note) and note:
-            self._log.write("warning", note)
+        self.set_note(ROUTES, joined(chain([self._routes.note], conflicts.describe_addresses())))
 
     @property
     def node_problem(self) -> str:

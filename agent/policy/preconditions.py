@@ -5,6 +5,7 @@ This module only reads.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 
@@ -62,6 +63,18 @@ def find_unfiltered_bridge(pods: Iterable[PodRecord]) -> str:
                 f'{setting} is not 1, so policies do not hold between the pods of a bridge: set "bridgeNetfilter": true'
             )
     return ""
+
+
+def find_missing_key(conf: str) -> str:
+    """Returns why the pods of the network in the file `conf` get no policies, "" if they do."""
+    try:
+        with open(conf, encoding="utf-8") as file:
+            network = json.load(file)
+        if any(plugin.get("networkPolicy") is True for plugin in network["plugins"]):
+            return ""
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return ""  # `podwire install` reports what is wrong with it
+    return f'{conf} has no "networkPolicy": true, so new pods get no policies: add it to bridge or ptp'
 
 
 def _is_bridge_port(interface: str) -> bool:

@@ -26,10 +26,10 @@ from agent.policy.gate_server import GateRequest, GateServer
 from agent.policy.local_pods import LocalPods
 from agent.policy.namespaces_file import NamespacesFile
 from agent.policy.newest import NewestPolicies
-from agent.policy.plan import Plan
-from agent.policy.selection import Selection
+from agent.policy.plan import FilterPlan
+from agent.policy.selection import PolicySelection
 from agent.readiness import joined
-from agent.settings import STRICT
+from agent.settings import STRICT, Settings
 from attachment.policy import table
 from cni.errors import from_os_error
 from kernel.errors import KernelError
@@ -42,21 +42,26 @@ _POLL_S = 0.02  # an event of the policies' watch that changes no policy does no
 
 
 class PolicyService:
-    """The service of one node. `report` gets what keeps the policies from being enforced, "" if nothing does."""
+    """The service of one node.
+
+    `report` gets what keeps the policies from being enforced, "" if nothing does, and a note.
+    """
 
     def __init__(
         self,
-        mode: str,
+        settings: Settings,
         loop: Loop,
         client: ObjectClient,
         metrics: PolicyMetrics,
-        report: Callable[[str], None],
+        report: Callable[[str, str], None],
         log: Log,
     ) -> None:
+        mode, self._node = settings.network_policy, settings.node_name
+        self._conf = settings.conf if settings.install else ""
         self._loop, self._metrics, self._report, self._log = loop, metrics, report, log
         self._inbox: Inbox[Callable[[], None]] = Inbox(loop, lambda call: call())
-        self._selection = Selection()
-        self._plan = Plan(self._selection)
+        self._selection = PolicySelection()
+        self._plan = FilterPlan(self._selection)
         warn = partial(log.write, "warning")
         self._objects = ClusterObjects(client, self._selection, self._inbox.put, self._schedule, warn)
         self._newest = NewestPolicies(client, warn) if mode == STRICT else None
@@ -68,7 +73,7 @@ class PolicyService:
         self._is_applied = self._is_scheduled = False
         self._oldest_s = 0.0  # the time of the first event that is not applied yet
         self._drops: dict[str, int] = {}
-        self._failure = self._obstacle = self._bridge = ""
+        self._failure = self._obstacle = self._bridge = self._missing_key = self._note = ""
         metrics.lag.set_function(lambda: now() - self._oldest_s if self._oldest_s else 0.0)
 
     def start(self) -> None:
@@ -208,6 +213,8 @@ class PolicyService:
         if (before and not self._obstacle) or self._failure:
             self._schedule()
         self._bridge = preconditions.find_unfiltered_bridge(self._local.by_name.values())
+        self._missing_key = preconditions.find_missing_key(self._conf) if self._conf else ""
+        self._note = self._find_unfiltered_pods()
         self._report_problems()
 
     def _read_drops(self, policy_filter: PolicyFilter) -> None:
@@ -221,7 +228,22 @@ class PolicyService:
 
     def _report_problems(self) -> None:
         starting = "" if self._is_applied or self._obstacle else "starting"
-        self._report(joined([self._obstacle, self._failure, self._bridge, *self._objects.problems()]) or starting)
+        problems = (self._obstacle, self._failure, self._bridge, self._missing_key, *self._objects.problems())
+        self._report(joined(problems) or starting, self._note)
+
+    def _find_unfiltered_pods(self) -> str:
+        """Returns the pods of this node that have no record, though their namespaces have policies."""
+        recorded = {(pod.namespace, pod.pod) for pod in self._local.by_name.values()}
+        names = {
+            f"{pod.namespace}/{pod.name}"
+            for pod in self._selection.owners.values()
+            if pod.node == self._node
+            and pod.namespace in self._selection.policies
+            and (pod.namespace, pod.name) not in recorded
+        }
+        if not names:
+            return ""
+        return f"no policy holds for pods that started without networkPolicy: {joined(sorted(names))}: start them again"
 
     def _compare(self) -> None:
         self._loop.call_at(now() + _COMPARE_S, self._compare)

@@ -13,7 +13,7 @@ import pytest
 
 from agent.policy.cluster_objects import ClusterObjects
 from agent.policy.newest import NewestPolicies
-from agent.policy.selection import Selection
+from agent.policy.selection import PolicySelection
 from tests.support import manifests, stores
 from tests.support.agent_nodes import ClusterNode, Pod, error_of, pod_args
 from tests.support.cluster_agent import Agent, run_once
@@ -266,6 +266,13 @@ def test_problems_are_on_readyz(cluster):
     cluster.agent.wait_for("kube-router enforces network policies on this node (chain KUBE-NWPLCY-DEFAULT")
 
 
+def test_a_network_without_the_key_is_a_problem(cluster, tmp_path):
+    """An agent whose network lacks networkPolicy says that new pods get no policies."""
+    conf = tmp_path / "10-podwire.conflist"
+    conf.write_text((manifests.INSTALL / conf.name).read_text())
+    cluster.world.restart(0, f"--conf={conf}").wait_for(f'policies: {conf} has no "networkPolicy": true')
+
+
 def test_dropped_packets_are_counted_and_remove_deletes_the_filter(cluster):
     """The metric names namespace, direction and policies; --remove leaves no table and no file that ADD waits for."""
     cluster.policy("shop", "from-clients", FROM_CLIENTS)
@@ -298,7 +305,7 @@ def test_a_real_server_has_all_three_kinds(real_server):
     pod = {"metadata": {"name": "db", "labels": {"app": "db"}}, "spec": {"containers": [container]}}
     admin.create("/api/v1/namespaces/shop/pods", pod)
 
-    client, selection = real_server.client("agent"), Selection()
+    client, selection = real_server.client("agent"), PolicySelection()
     calls: queue.Queue[Callable[[], None]] = queue.Queue()
     objects = ClusterObjects(client, selection, calls.put, lambda: None, print)
     newest = NewestPolicies(client, print)

@@ -17,6 +17,7 @@ from agent.log import Log
 from agent.metrics import Metrics
 from agent.policy.cluster_objects import NAMESPACES, PODS, POLICIES
 from agent.policy.service import PolicyService
+from agent.settings import parse
 from attachment.policy import gate, records, table
 from attachment.policy.records import PodRecord
 from kernel.netfilter import nft
@@ -73,10 +74,15 @@ class Agent:
     """A running service; `until` runs its loop."""
 
     def __init__(self, script: Script) -> None:
-        self.loop, self.problems = Loop(), list[str]()
+        self.loop, self.problem, self.note = Loop(), "starting", ""
+        settings = parse(["--network-policy", "--no-install"], {"NODE_NAME": "node-1"})
         metrics = Metrics("1").add_policies()
-        self.service = PolicyService("on", self.loop, script, metrics, self.problems.append, Log("error", "1", "n"))
+        self.service = PolicyService(settings, self.loop, script, metrics, self.report, Log("error", "1", "n"))
         self.service.start()
+
+    def report(self, problem: str, note: str) -> None:
+        """Takes in what the service reports."""
+        self.problem, self.note = problem, note
 
     def until(self, condition: Callable[[], bool], within_s: float = 30.0) -> bool:
         """Runs the loop until a condition is true; returns False if it does not become so."""
@@ -108,7 +114,7 @@ def agent(script):
     """A service with one policy, which isolates all pods of the namespace shop."""
     script.objects[POLICIES] = [DENY]
     running = Agent(script)
-    assert running.until(lambda: running.problems[-1:] == [""])
+    assert running.until(lambda: not running.problem)
     yield running
     running.service.stop()
 
@@ -229,3 +235,14 @@ def test_a_flushed_ruleset_is_repaired_within_moments(script, agent, host):
     tables = ("nft", "list", "tables")
     assert agent.until(lambda: table.TABLE.name in host.run(*tables), within_s=10)
     assert isolated(host)
+
+
+def test_pods_that_started_without_policies_are_named(script, agent):
+    """Running pods of this node without record are no problem, but a note that names them."""
+    old = pod("old", "7")
+    document = {**old, "spec": {"nodeName": "node-1"}, "status": {"phase": "Running", "podIP": ADDRESS}}
+    script.events[PODS].put(WatchEvent("ADDED", document))
+    assert agent.until(lambda: "shop/old" in agent.note)
+    write_record("old", "7")
+    assert agent.until(lambda: not agent.note)
+    assert not agent.problem
