@@ -37,7 +37,7 @@ from process import files, record
 _WAIT_S = 20.0
 # After an answer that does not count, and where no process listens on the socket: it may begin to without an event.
 _AGAIN_S = 0.25
-_MAX_BYTES = 16 << 20  # 63 bytes are the longest name of a namespace
+_MAX_BYTES = 4 << 20  # the longest name of a namespace has 63 bytes
 _ANSWER_BYTES = 4096
 _ABSENT, _ENDED = "it does not run", "it does not run any more"
 _BUSY, _OLDER = "it does not answer", "it has an older list of namespaces"

@@ -85,6 +85,8 @@ def forgeries(pods: Pods) -> dict[str, Packet]:
     udp = UDP(sport=1, dport=2) / Raw(b"forged")
     own6 = IPv6(src=pods.ip6, dst=to6, hlim=255)
     own_na = ICMPv6ND_NA(tgt=pods.ip6, R=0, S=0)
+    own_arp = bytearray(bytes(ARP(op=2, hwsrc=pods.mac, psrc=pods.ip4, pdst=to4)))
+    own_arp[4:6] = 4, 6  # the sizes of the addresses, which say where the others are
     return {
         "IPv4 of a neighbour": ether / IP(src=VICTIM4, dst=to4) / udp,
         "IPv4 of the receiver": ether / IP(src=to4, dst=to4) / udp,
@@ -101,7 +103,7 @@ def forgeries(pods: Pods) -> dict[str, Packet]:
         "ARP for the node": pods.ether(ALL) / ARP(op=2, hwsrc=pods.mac, psrc=node4, pdst=to4),
         "ARP with another MAC": pods.ether(ALL) / ARP(op=2, hwsrc=OTHER_MAC, psrc=pods.ip4, pdst=to4),
         "ARP probe with another MAC": pods.ether(ALL) / ARP(op=1, hwsrc=OTHER_MAC, psrc="0.0.0.0", pdst=VICTIM4),
-        "ARP with other sizes": pods.ether(ALL) / ARP(op=2, hwlen=8, hwsrc=pods.mac, psrc=pods.ip4, pdst=to4),
+        "ARP of other sizes": Ether(src=pods.mac, dst=ALL, type=0x0806) / Raw(bytes(own_arp)),
         "NA for a neighbour": ether / own6 / na,
         "NA for a neighbour, behind an option": ether / own6 / IPv6ExtHdrDestOpt(nh=58) / na,
         "NA from a neighbour": ether / IPv6(src=VICTIM6, dst=to6, hlim=255) / na,
