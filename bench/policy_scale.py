@@ -18,8 +18,8 @@ from random import Random
 from typing import Any
 
 from agent.policy.objects import parse_namespace, parse_pod, parse_policy
-from agent.policy.plan import Plan
-from agent.policy.selection import Selection
+from agent.policy.plan import FilterPlan
+from agent.policy.selection import PolicySelection
 from attachment.policy.records import PodRecord
 
 PODS, POLICIES, NAMESPACES, APPS, LOCAL_PODS = 100_000, 2_000, 500, 20, 110
@@ -81,8 +81,8 @@ class _Agent:
     """The selection and the plan of a node."""
 
     def __init__(self) -> None:
-        self.selection = Selection()
-        self.plan = Plan(self.selection)
+        self.selection = PolicySelection()
+        self.plan = FilterPlan(self.selection)
 
     def load(self, pods: int) -> tuple[float, float]:
         """Takes in everything; returns the processor time of the pods' list and, of this, of the JSON parser."""

@@ -14,7 +14,7 @@ from agent.api_answer import Document
 from agent.object_source import KubernetesObjects, ObjectClient
 from agent.object_watch import Changed, Deleted, Failed, ObjectEvent, ObjectWatch, Recovered, Synced
 from agent.policy.objects import Policy, closed_policy, parse_namespace, parse_pod, parse_policy
-from agent.policy.selection import Selection
+from agent.policy.selection import PolicySelection
 from process.loop import now
 
 PODS, NAMESPACES = "/api/v1/pods", "/api/v1/namespaces"
@@ -47,7 +47,7 @@ class ClusterObjects:
     def __init__(
         self,
         client: ObjectClient,
-        selection: Selection,
+        selection: PolicySelection,
         put: Put,
         on_change: Callable[[], None],
         log: Callable[[str], None],

@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from agent.policy.objects import EGRESS, INGRESS, IpBlock, Namespace, Peer, Pod, PodPeer, Policy, PortRange, Rule
+from agent.policy.objects import EGRESS, INGRESS, ClusterPod, IpBlock, Namespace, Peer, PodPeer, Policy, PortRange, Rule
 from cni.address import Address, format_ip
 
 _NAMED_POLICIES = 3
 
 
-class Connection(NamedTuple):
+class PodConnection(NamedTuple):
     """A connection, or the first packet of one: `protocol` in lower case; `port` is the destination's, 0 for ICMP."""
 
     source: Address
@@ -35,24 +35,24 @@ class Connection(NamedTuple):
         return f"{self.protocol} {self.port}" if self.port else self.protocol
 
 
-class Cluster(NamedTuple):
+class ClusterState(NamedTuple):
     """All that decides: pods by address, namespaces by name, policies, and the addresses of each node by its name."""
 
-    pods: Mapping[Address, Pod]
+    pods: Mapping[Address, ClusterPod]
     namespaces: Mapping[str, Namespace]
     policies: Collection[Policy]
     nodes: Mapping[str, Collection[Address]] = {}
 
 
 class Decision(NamedTuple):
-    """Whether a connection is allowed, in the direction that decides, and why.
+    """The answer whether a connection is allowed, in the direction that decides, with the reason.
 
     `policies` are those that isolate the pod, none if it is not isolated. `policy` and `rule` (its number, from 0)
     allow the connection. `exemption` is the reason why policies do not count. `pod` and `peer` are for the sentence.
     """
 
     allowed: bool
-    connection: Connection
+    connection: PodConnection
     direction: str = ""
     pod: str = ""
     peer: str = ""
@@ -82,9 +82,9 @@ class Decision(NamedTuple):
         )
 
 
-def pods_by_address(pods: Iterable[Pod]) -> dict[Address, Pod]:
+def pods_by_address(pods: Iterable[ClusterPod]) -> dict[Address, ClusterPod]:
     """Returns the pod that has each address: of several the one with the highest precedence, then the highest UID."""
-    holders: dict[Address, Pod] = {}
+    holders: dict[Address, ClusterPod] = {}
     for pod in pods:
         for address in pod.addresses if pod.can_have_policies else ():
             holder = holders.get(address)
@@ -93,13 +93,13 @@ def pods_by_address(pods: Iterable[Pod]) -> dict[Address, Pod]:
     return holders
 
 
-def decide(cluster: Cluster, connection: Connection) -> Decision:
+def decide(cluster: ClusterState, connection: PodConnection) -> Decision:
     """Returns whether both ends allow a connection: the decision of the end that has most to say, first the source."""
     ends = [decide_direction(cluster, connection, direction) for direction in (EGRESS, INGRESS)]
     return max(ends, key=lambda end: (not end.allowed, bool(end.policies), bool(end.exemption), bool(end.pod)))
 
 
-def decide_direction(cluster: Cluster, connection: Connection, direction: str) -> Decision:
+def decide_direction(cluster: ClusterState, connection: PodConnection, direction: str) -> Decision:
     """Returns whether one end allows a connection: the source its egress, or the destination its ingress."""
     address, peer = connection.source, connection.destination
     if direction == INGRESS:
@@ -120,13 +120,13 @@ def decide_direction(cluster: Cluster, connection: Connection, direction: str) -
     return decision
 
 
-def isolates(policy: Policy, pod: Pod, direction: str) -> bool:
+def isolates(policy: Policy, pod: ClusterPod, direction: str) -> bool:
     """Returns whether a policy isolates a pod in a direction."""
     is_selected = policy.namespace == pod.namespace and policy.pods.matches(pod.labels)
     return is_selected and policy.rules(direction) is not None and pod.can_have_policies
 
 
-def selects(peer: PodPeer, pod: Pod, namespaces: Mapping[str, Namespace]) -> bool:
+def selects(peer: PodPeer, pod: ClusterPod, namespaces: Mapping[str, Namespace]) -> bool:
     """Returns whether a rule's selectors select a pod; a namespace that is not known is selected by no selector."""
     if peer.namespaces is None:
         is_selected = pod.namespace == peer.namespace
@@ -136,7 +136,7 @@ def selects(peer: PodPeer, pod: Pod, namespaces: Mapping[str, Namespace]) -> boo
     return is_selected and peer.pods.matches(pod.labels) and pod.can_have_policies
 
 
-def _rule_allows(cluster: Cluster, rule: Rule, connection: Connection, direction: str) -> bool:
+def _rule_allows(cluster: ClusterState, rule: Rule, connection: PodConnection, direction: str) -> bool:
     """A rule allows what both its peers and its ports match; a rule without peers, or without ports, all of them."""
     address = connection.source if direction == INGRESS else connection.destination
     destination = cluster.pods.get(connection.destination)
@@ -150,18 +150,18 @@ def _rule_allows(cluster: Cluster, rule: Rule, connection: Connection, direction
     return any(_port_matches(port, connection, named) for port in rule.ports)
 
 
-def _peer_matches(cluster: Cluster, peer: Peer, address: Address) -> bool:
+def _peer_matches(cluster: ClusterState, peer: Peer, address: Address) -> bool:
     if isinstance(peer, IpBlock):
         return address in peer.network and not any(address in network for network in peer.excepts)
     pod = cluster.pods.get(address)
     return pod is not None and selects(peer, pod, cluster.namespaces)
 
 
-def _selects_pod(cluster: Cluster, peers: tuple[Peer, ...], address: Address) -> bool:
+def _selects_pod(cluster: ClusterState, peers: tuple[Peer, ...], address: Address) -> bool:
     return any(isinstance(peer, PodPeer) and _peer_matches(cluster, peer, address) for peer in peers)
 
 
-def _port_matches(port: PortRange, connection: Connection, destination: Pod | None) -> bool:
+def _port_matches(port: PortRange, connection: PodConnection, destination: ClusterPod | None) -> bool:
     """A number or a range matches this protocol's ports; a name the ports that the destination's containers name so."""
     if port.protocol != connection.protocol:
         return False
@@ -171,7 +171,7 @@ def _port_matches(port: PortRange, connection: Connection, destination: Pod | No
     return destination is not None and needed in destination.ports
 
 
-def _describe_peer(cluster: Cluster, pod: Pod, address: Address) -> str:
+def _describe_peer(cluster: ClusterState, pod: ClusterPod, address: Address) -> str:
     peer = cluster.pods.get(address)
     if peer is None:
         return format_ip(address)

@@ -40,7 +40,7 @@ class NamedPort(NamedTuple):
     number: int
 
 
-class Pod(NamedTuple):
+class ClusterPod(NamedTuple):
     """A pod. Of two pods that have one address, the address belongs to the one with the higher `precedence`.
 
     `precedence` is the time of creation in seconds, 0 while the pod is terminating. `ports` are the named ones of its
@@ -60,7 +60,7 @@ class Pod(NamedTuple):
 
     @property
     def can_have_policies(self) -> bool:
-        """Returns whether policies concern the pod: its node, or no container at all, uses the address of others."""
+        """Whether policies concern the pod: with the host's network it is its node, and a finished one has no address."""
         return not (self.host_network or self.is_finished)
 
 
@@ -97,7 +97,7 @@ Peer = PodPeer | IpBlock
 
 
 class PortRange(NamedTuple):
-    """Ports of a protocol: those from `first` to `last`, or those that a container names `name`."""
+    """A range of ports of a protocol: those from `first` to `last`, or those that a container names `name`."""
 
     protocol: str
     first: int = 0
@@ -126,7 +126,7 @@ class Policy(NamedTuple):
         return self.ingress if direction == INGRESS else self.egress
 
 
-def parse_pod(document: Document) -> Pod:
+def parse_pod(document: Document) -> ClusterPod:
     """Returns the pod of a core/v1 Pod object; raises ValueError."""
     metadata, spec, status = (_mapping(document, key) for key in ("metadata", "spec", "status"))
     namespace, name = _names(metadata, "Pod")
@@ -135,7 +135,7 @@ def parse_pod(document: Document) -> Pod:
     if not isinstance(uid, str) or not isinstance(node, str):
         raise ValueError(f"{at}: metadata.uid or spec.nodeName is not a text")
     static_uid = _mapping(metadata, "annotations").get(_STATIC_UID)
-    return Pod(
+    return ClusterPod(
         namespace,
         name,
         static_uid if isinstance(static_uid, str) else uid,

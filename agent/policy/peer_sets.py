@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from agent.policy.evaluator import selects
 from agent.policy.filter_table import Element, SetChange
-from agent.policy.objects import EGRESS, Namespace, Pod, PodPeer, Rule
+from agent.policy.objects import EGRESS, ClusterPod, Namespace, PodPeer, Rule
 from agent.policy.selector import Selector
 from cni.address import Address
 
@@ -53,13 +53,13 @@ class PeerSet:
         self.elements: dict[int, set[Element]] = {4: set(), 6: set()}
         self.changes: dict[int, tuple[set[Element], set[Element]]] = {}
 
-    def selects(self, pod: Pod, namespaces: Mapping[str, Namespace]) -> bool:
+    def selects(self, pod: ClusterPod, namespaces: Mapping[str, Namespace]) -> bool:
         """Returns whether the peer selects a pod."""
         if self.key.peer == EVERY_POD:
             return pod.can_have_policies
         return selects(self.key.peer, pod, namespaces)
 
-    def elements_of(self, address: Address, pod: Pod) -> Iterator[Element]:
+    def elements_of(self, address: Address, pod: ClusterPod) -> Iterator[Element]:
         """Yields the elements of a pod that is selected."""
         if not self.key.port_name:
             yield address
@@ -89,8 +89,8 @@ class PeerSets:
     def __init__(
         self,
         namespaces: Mapping[str, Namespace],
-        owners: Mapping[Address, Pod],
-        members: Callable[[str, Selector], Iterable[tuple[Address, Pod]]],
+        owners: Mapping[Address, ClusterPod],
+        members: Callable[[str, Selector], Iterable[tuple[Address, ClusterPod]]],
     ) -> None:
         self._namespaces, self._owners, self._members = namespaces, owners, members
         self._sets: dict[SetKey, PeerSet] = {}
@@ -140,7 +140,7 @@ class PeerSets:
             if not self._uses[key]:
                 self._unused.add(key)
 
-    def move(self, address: Address, old: Pod | None, new: Pod | None) -> None:
+    def move(self, address: Address, old: ClusterPod | None, new: ClusterPod | None) -> None:
         """Changes the sets for an address that had the pod `old` and has `new`."""
         if old and new and _decisive(old) == _decisive(new):
             return
@@ -183,7 +183,7 @@ class PeerSets:
             names = {name for name, each in namespaces.items() if peer.namespaces.matches(each.labels)}
         is_every = peer == EVERY_POD
         if is_every or 2 * len(names) > len(namespaces):
-            pods: Iterable[tuple[Address, Pod]] = self._owners.items()
+            pods: Iterable[tuple[Address, ClusterPod]] = self._owners.items()
         else:
             pods = (member for name in names for member in self._members(name, peer.pods))
         selected = (
@@ -211,7 +211,7 @@ class PeerSets:
         namespace, selector = self._namespaces.get(name), peer_set.key.peer.namespaces
         return namespace is not None and selector is not None and selector.matches(namespace.labels)
 
-    def _places(self, address: Address, pod: Pod | None) -> Iterator[tuple[PeerSet, Element]]:
+    def _places(self, address: Address, pod: ClusterPod | None) -> Iterator[tuple[PeerSet, Element]]:
         if pod is None or not self._index:
             return
         pairs = [("", None), *((key, None) for key in pod.labels), *pod.labels.items()]
@@ -223,7 +223,7 @@ class PeerSets:
                             yield peer_set, element
 
 
-def _decisive(pod: Pod) -> tuple[object, ...]:
+def _decisive(pod: ClusterPod) -> tuple[object, ...]:
     return pod.namespace, pod.labels, pod.ports, pod.can_have_policies
 
 

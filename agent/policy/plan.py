@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 from agent.policy.filter_table import EMPTY, AcceptRule, ChainContent, Element, FilterTable, SetChange, Verdict
 from agent.policy.objects import EGRESS, INGRESS, LAST_PORT, IpBlock, NamedPort, PodPeer, Policy, PortRange, Rule
 from agent.policy.peer_sets import PeerSets, SetKey, set_keys
-from agent.policy.selection import LocalPod, Selection
+from agent.policy.selection import LocalPod, PolicySelection
 from cni.address import Address
 
 _HASH_DIGITS = 24
@@ -28,7 +28,7 @@ V = TypeVar("V")
 
 
 class Group(NamedTuple):
-    """What decides the rules of a chain; without policies it accepts nothing.
+    """The facts that decide the rules of a chain; without policies it accepts nothing.
 
     `versions` are the IP versions of the pods' addresses. `ports` are those of the pods that ingress rules name.
     """
@@ -126,10 +126,10 @@ class _PlacedPod(NamedTuple):
     chains: tuple[_Chain, ...]
 
 
-class Plan:
+class FilterPlan:
     """Computes the table from what the selection has, again after each change."""
 
-    def __init__(self, selection: Selection) -> None:
+    def __init__(self, selection: PolicySelection) -> None:
         self._selection = selection
         self._table = EMPTY
         self._pods: dict[LocalPod, _PlacedPod] = {}

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from agent.policy.evaluator import Cluster
+from agent.policy.evaluator import ClusterState
 from agent.policy.filter_table import SetChange
-from agent.policy.objects import EGRESS, INGRESS, Namespace, Pod, Policy
+from agent.policy.objects import EGRESS, INGRESS, ClusterPod, Namespace, Policy
 from agent.policy.peer_sets import PeerSets, SetKey, set_keys
 from agent.policy.selector import Selector
 from attachment.policy.records import PodRecord
@@ -32,12 +32,12 @@ class LocalPod:
     def __init__(self, namespace: str, name: str, uid: str) -> None:
         self.namespace, self.name, self.uid = namespace, name, uid
         self.records: dict[str, tuple[Address, ...]] = {}
-        self.pod: Pod | None = None
+        self.pod: ClusterPod | None = None
         self.policies: dict[str, Policy] = {}
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Returns the addresses of all records, in the order of their arrival."""
+        """The addresses of all records, in the order of their arrival."""
         return tuple(dict.fromkeys(address for addresses in self.records.values() for address in addresses))
 
     def has_uid(self, uid: str) -> bool:
@@ -52,15 +52,19 @@ class _Use(NamedTuple):
     pods: set[LocalPod]
 
 
-class Selection:
+class PolicySelection:
     """The cluster's pods, namespaces and policies, seen from one node."""
 
     def __init__(self) -> None:
         self.namespaces: dict[str, Namespace] = {}
         self.policies: dict[str, dict[str, Policy]] = {}  # by namespace and name
-        self.owners: dict[Address, Pod] = {}  # the pod that has an address, a finished one only if it has a record
-        self._rivals: dict[Address, list[Pod]] = {}  # all pods that say they have an address, if they are several
-        self._pods: dict[str, dict[str, Pod]] = {}  # by namespace and name
+        self.owners: dict[
+            Address, ClusterPod
+        ] = {}  # the pod that has an address, a finished one only if it has a record
+        self._rivals: dict[
+            Address, list[ClusterPod]
+        ] = {}  # all pods that say they have an address, if they are several
+        self._pods: dict[str, dict[str, ClusterPod]] = {}  # by namespace and name
         self._local: dict[PodName, list[LocalPod]] = {}  # several have one name if the uid differs
         self._records: dict[str, LocalPod] = {}
         self._retired: set[str] = set()  # uids of pods without record again: status.podIPs still has their addresses
@@ -70,7 +74,7 @@ class Selection:
 
     # ---- events
 
-    def set_pod(self, pod: Pod) -> None:
+    def set_pod(self, pod: ClusterPod) -> None:
         """Takes in a pod's object, which is new or changed."""
         if self._pods.get(pod.namespace, {}).get(pod.name) != pod:
             self._set_pod((pod.namespace, pod.name), pod)
@@ -150,16 +154,16 @@ class Selection:
         local = self._records.get(record_name)
         return local is not None and local.pod is not None
 
-    def find_pod(self, namespace: str, name: str) -> Pod | None:
+    def find_pod(self, namespace: str, name: str) -> ClusterPod | None:
         """Returns a pod with the addresses that it has, those of its record first; None if it is not known."""
         pods = self._holders((namespace, name)) or [*filter(None, [self._pods.get(namespace, {}).get(name)])]
         return max(pods, key=lambda pod: pod.precedence, default=None)
 
-    def cluster(self, nodes: Mapping[str, frozenset[Address]]) -> Cluster:
+    def cluster(self, nodes: Mapping[str, frozenset[Address]]) -> ClusterState:
         """Returns all of it for the evaluator."""
         policies = [policy for policies in self.policies.values() for policy in policies.values()]
         pods = {address: pod for address, pod in self.owners.items() if pod.can_have_policies}
-        return Cluster(pods, self.namespaces, policies, nodes)
+        return ClusterState(pods, self.namespaces, policies, nodes)
 
     def take_changes(self) -> tuple[set[LocalPod], dict[tuple[SetKey, int], SetChange]]:
         """Returns the pods of this node that changed, in their records or policies, and the changes of the sets.
@@ -171,7 +175,7 @@ class Selection:
 
     # ---- pods
 
-    def _set_pod(self, name: PodName, pod: Pod | None) -> None:
+    def _set_pod(self, name: PodName, pod: ClusterPod | None) -> None:
         before = self._holders(name)
         namespace = self._pods.setdefault(name[0], {})
         old = namespace.pop(name[1], None)
@@ -188,7 +192,7 @@ class Selection:
         for local in local_pods:  # the owners come first: new sets are filled from them
             self._select(local)
 
-    def _holders(self, name: PodName) -> list[Pod]:
+    def _holders(self, name: PodName) -> list[ClusterPod]:
         """Returns the pods of a name with their addresses: those of the records, else those of the object's status.
 
         The addresses of a record belong to its pod also if that is not known, or finished: they are in no set then.
@@ -196,12 +200,12 @@ class Selection:
         pod = self._pods.get(name[0], {}).get(name[1])
         pods = [pod] if pod is not None and pod.uid not in self._retired and pod.can_have_policies else []
         for local in self._local.get(name, ()):
-            known = local.pod or Pod(local.namespace, local.name, local.uid, {}, is_finished=True)
+            known = local.pod or ClusterPod(local.namespace, local.name, local.uid, {}, is_finished=True)
             pods = [each for each in pods if each.uid != known.uid]
             pods.append(known._replace(addresses=local.addresses, precedence=_RECORDED))
         return pods
 
-    def _change_owners(self, before: list[Pod], after: list[Pod]) -> None:
+    def _change_owners(self, before: list[ClusterPod], after: list[ClusterPod]) -> None:
         for address in dict.fromkeys(address for pod in (*before, *after) for address in pod.addresses):
             old = self.owners.get(address)
             rivals = self._rivals.pop(address, None) or ([old] if old else [])
@@ -215,7 +219,7 @@ class Selection:
                 self.owners[address] = new
             self.peer_sets.move(address, old, new)
 
-    def _members(self, namespace: str, selector: Selector) -> Iterator[tuple[Address, Pod]]:
+    def _members(self, namespace: str, selector: Selector) -> Iterator[tuple[Address, ClusterPod]]:
         """Yields the owners of addresses in a namespace, at least those that the selector matches."""
         for pod in self._pods.get(namespace, {}).values():
             if selector.matches(pod.labels):
@@ -224,7 +228,7 @@ class Selection:
             if local.namespace == namespace and local.pod and selector.matches(local.pod.labels):
                 yield from self._owned(local.addresses, namespace)
 
-    def _owned(self, addresses: Iterable[Address], namespace: str) -> Iterator[tuple[Address, Pod]]:
+    def _owned(self, addresses: Iterable[Address], namespace: str) -> Iterator[tuple[Address, ClusterPod]]:
         for address in addresses:
             owner = self.owners.get(address)
             if owner is not None and owner.namespace == namespace:

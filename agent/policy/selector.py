@@ -17,7 +17,7 @@ _OPERATORS = (*_WITH_VALUES, EXISTS, DOES_NOT_EXIST)
 
 
 class Requirement(NamedTuple):
-    """One condition of a selector; `values` are sorted, and none for Exists and DoesNotExist."""
+    """A condition of a selector; `values` are sorted, and none for Exists and DoesNotExist."""
 
     key: str
     operator: str

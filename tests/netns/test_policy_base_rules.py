@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from agent.policy.evaluator import Connection
+from agent.policy.evaluator import PodConnection
 from agent.policy.filter_table import EMPTY, AcceptRule, FilterTable, Verdict
 from tests.support.policy_packets import PacketNode
 from tests.support.policy_tables import NODE, SERVICE, delete_rule, deny, pod, proxy, table_of
@@ -31,8 +31,8 @@ _UDP = (AcceptRule(protocol="udp"),)
 def reply(policed_node):
     """Opens a connection from the first pod to the second, and replies."""
     number = next(policed_node.numbers)
-    assert policed_node.passed(Connection(ONE, TWO, "udp", 80), source_port=number) == [True]
-    return policed_node.passed(Connection(TWO, ONE, "udp", number), source_port=80) == [True]
+    assert policed_node.passed(PodConnection(ONE, TWO, "udp", 80), source_port=number) == [True]
+    return policed_node.passed(PodConnection(TWO, ONE, "udp", number), source_port=80) == [True]
 
 
 def first_packet(*connection, from_node=False):
@@ -41,7 +41,7 @@ def first_packet(*connection, from_node=False):
     def step(policed_node):
         for place in (policed_node.host, *policed_node.pods[:2]):
             place.ip("-6", "neigh", "flush", "all")
-        return policed_node.passed(Connection(*connection), place=policed_node.host if from_node else None) == [True]
+        return policed_node.passed(PodConnection(*connection), place=policed_node.host if from_node else None) == [True]
 
     return step
 
@@ -49,7 +49,7 @@ def first_packet(*connection, from_node=False):
 def through_service(version):
     """Returns a step with which the first pod reaches itself through its Service."""
     one = pod(1, version)
-    return lambda policed_node: one in policed_node.arrivals(Connection(one, SERVICE[version], "udp", 1))[0]
+    return lambda policed_node: one in policed_node.arrivals(PodConnection(one, SERVICE[version], "udp", 1))[0]
 
 
 BASE_RULES = [
@@ -97,7 +97,7 @@ def test_each_base_rule_matters(policed_node, node_filter, rule):
 @pytest.mark.parametrize("chain", ["output-egress", "output-ingress"])
 def test_established_connections_through_output(policed_node, node_filter, chain):
     """Connections that IPVS translated are kept as well, by a rule of their chains."""
-    there, back = Connection(ONE, TWO, "udp", 80), Connection(TWO, ONE, "udp", 20_001)
+    there, back = PodConnection(ONE, TWO, "udp", 80), PodConnection(TWO, ONE, "udp", 20_001)
     node_filter.apply(EMPTY)
     assert policed_node.passed(there, source_port=20_001, place=policed_node.host) == [True]
     assert policed_node.passed(back, source_port=80) == [True]
@@ -131,7 +131,7 @@ def test_no_denied_packet_passes_during_changes(policed_node, node_filter):
     def send():
         for pair in zip(allowed, denied, strict=True):
             for source, number in zip((ONE, pod(4)), pair, strict=True):
-                policed_node.send(Connection(source, TWO, "udp", 80), number)
+                policed_node.send(PodConnection(source, TWO, "udp", 80), number)
         is_done.set()
 
     sender = threading.Thread(target=send)

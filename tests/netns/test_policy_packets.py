@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from agent.policy.evaluator import Connection, decide_direction
+from agent.policy.evaluator import PodConnection, decide_direction
 from agent.policy.filter_table import EMPTY, AcceptRule, ChainContent, FilterTable, Verdict
 from agent.policy.objects import EGRESS, INGRESS
 from tests.support.policy_packets import REMOTE
@@ -66,12 +66,14 @@ def test_rules(policed_node, node_filter, direction, subject, version):
     node_filter.apply(table_of([peers[subject]], rules, sets, is_egress, not is_egress))
     cases = [case for case in EXPECTED + NAMED * is_egress if case[0] in peers]
     ends = [(peers[subject], peers[peer])[:: 1 if is_egress else -1] for peer, *_ in cases]
-    connections = [Connection(*pair, protocol, port) for pair, (_, protocol, port, _) in zip(ends, cases, strict=True)]
+    connections = [
+        PodConnection(*pair, protocol, port) for pair, (_, protocol, port, _) in zip(ends, cases, strict=True)
+    ]
     assert [(*case[:3], passed) for case, passed in zip(cases, policed_node.passed(*connections), strict=True)] == cases
     denied = len([case for case in cases if not case[3]])
     assert node_filter.drops() == {f"{direction[0]}-1": denied}
     assert all(
-        policed_node.passed(*(Connection(*reversed(each[:2]), *each[2:]) for each in connections))
+        policed_node.passed(*(PodConnection(*reversed(each[:2]), *each[2:]) for each in connections))
     )  # not isolated
 
 
@@ -87,7 +89,7 @@ def test_both_ends_must_allow(policed_node, node_filter, version):
             {},
         )
         node_filter.apply(table)
-        connections = (Connection(source, destination, "tcp", port) for port in (80, 81))
+        connections = (PodConnection(source, destination, "tcp", port) for port in (80, 81))
         assert policed_node.passed(*connections) == [bool(egress and ingress), False]
 
 
@@ -151,7 +153,7 @@ def test_established_connections_are_kept(policed_node, node_filter, version):
     """A connection that was answered when a policy comes goes on in both directions; a new one is denied."""
     node_filter.apply(EMPTY)  # the kernel tracks connections for rules that need it
     one, two = pod(1, version), pod(9, version)
-    there, back = Connection(one, two, "udp", 80), Connection(two, one, "udp", 20_001)
+    there, back = PodConnection(one, two, "udp", 80), PodConnection(two, one, "udp", 20_001)
     assert policed_node.passed(there, source_port=20_001) == [True]
     assert policed_node.passed(back, source_port=80) == [True]
     node_filter.apply(deny(one, two))
@@ -176,9 +178,9 @@ def test_replies_pass(policed_node, node_filter, subjects):
         {},
     )
     node_filter.apply(table)
-    assert policed_node.passed(Connection(one, two, "udp", 80), source_port=20_001) == [True]
-    assert policed_node.passed(Connection(two, one, "udp", 20_001), source_port=80) == [True]
-    assert policed_node.passed(Connection(two, one, "udp", 20_001), source_port=81) == [False]
+    assert policed_node.passed(PodConnection(one, two, "udp", 80), source_port=20_001) == [True]
+    assert policed_node.passed(PodConnection(two, one, "udp", 20_001), source_port=80) == [True]
+    assert policed_node.passed(PodConnection(two, one, "udp", 20_001), source_port=81) == [False]
     assert node_filter.drops() == {"e-1": 0, "i-1": 0, "e-2": 1, "i-2": 0}  # the error of port 80 passed, too
 
 
@@ -191,12 +193,12 @@ def test_services(policed_node, node_filter, version, numbers):
     policed_node.host.run("nft", proxy(version, one, two))
     third, client = pod(3, version), REMOTE[0 if version == 4 else 3]
     cases = {  # the pod that the packet reaches without policies
-        Connection(third, service, "udp", 1): one,
-        Connection(third, service, "udp", 2): two,
-        Connection(one, service, "udp", 2): two,
-        Connection(one, service, "udp", 1): one,
-        Connection(host, service, "udp", 1): one,
-        Connection(client, host, "udp", 30001): one,
+        PodConnection(third, service, "udp", 1): one,
+        PodConnection(third, service, "udp", 2): two,
+        PodConnection(one, service, "udp", 2): two,
+        PodConnection(one, service, "udp", 1): one,
+        PodConnection(host, service, "udp", 1): one,
+        PodConnection(client, host, "udp", 30001): one,
     }
 
     def reached():
@@ -223,9 +225,9 @@ def test_packets_that_the_node_translated(policed_node, node_filter, version):
     The test's process sends them with a pod's source address.
     """
     one, two = pod(1, version), pod(9, version)
-    there, allowed = Connection(one, two, "udp", 80), Connection(one, two, "udp", 81)
+    there, allowed = PodConnection(one, two, "udp", 80), PodConnection(one, two, "udp", 81)
     rules = [AcceptRule(protocol="udp", ports=(81, 81))]
     for direction in ({"egress": False}, {"ingress": False}):
         node_filter.apply(table_of([one, two], rules, **direction))
         assert policed_node.passed(there, allowed, place=policed_node.host) == [False, True]
-        assert policed_node.passed(Connection(NODE[version], two, "udp", 80)) == [True]
+        assert policed_node.passed(PodConnection(NODE[version], two, "udp", 80)) == [True]

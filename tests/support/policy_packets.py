@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from ipaddress import ip_address
 
-from agent.policy.evaluator import Connection
+from agent.policy.evaluator import PodConnection
 from cni.address import Address
 from kernel.checksum import compute_checksum
 from tests.support import namespaces
@@ -59,13 +59,13 @@ class PacketNode:
         self._senders: dict[tuple[Namespace, Address, int], socket.socket] = {}
         self.numbers = itertools.cycle(range(20_000, 60_000))
 
-    def passed(self, *connections: Connection, source_port: int = 0, place: Namespace | None = None) -> list[bool]:
+    def passed(self, *connections: PodConnection, source_port: int = 0, place: Namespace | None = None) -> list[bool]:
         """Sends the first packet of each connection; returns whether it arrived at its destination."""
         arrivals = self.arrivals(*connections, source_port=source_port, place=place)
         return [each.destination in arrived for each, arrived in zip(connections, arrivals, strict=True)]
 
     def arrivals(
-        self, *connections: Connection, source_port: int = 0, place: Namespace | None = None
+        self, *connections: PodConnection, source_port: int = 0, place: Namespace | None = None
     ) -> list[set[Address]]:
         """Sends the first packet of each connection; returns the destinations with which pods and hosts received it.
 
@@ -81,7 +81,7 @@ class PacketNode:
             for connection, number in zip(connections, numbers, strict=True)
         ]
 
-    def send(self, connection: Connection, number: int, place: Namespace | None = None) -> None:
+    def send(self, connection: PodConnection, number: int, place: Namespace | None = None) -> None:
         """Sends the first packet of a connection; `number` is its source port, or ICMP's ID."""
         source, destination, protocol, _ = connection
         number_of_protocol = _ICMPV6 if protocol == "icmp" and source.version == 6 else _PROTOCOLS[protocol]
@@ -180,7 +180,7 @@ def packet_node() -> Iterator[PacketNode]:
         yield PacketNode(stack)
 
 
-def _packet(connection: Connection, number: int) -> bytes:
+def _packet(connection: PodConnection, number: int) -> bytes:
     """Returns the first packet of a connection, after the IP header; `number` is its source port, or ICMP's ID."""
     source, destination, protocol, port = connection
     ports = struct.pack(">HH", number, port)

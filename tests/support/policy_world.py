@@ -7,16 +7,16 @@ selection. Names, labels and addresses are few: selectors match, and pods get ea
 from ipaddress import ip_address
 from typing import Any
 
-from agent.policy.evaluator import Cluster, Connection, pods_by_address
+from agent.policy.evaluator import ClusterState, PodConnection, pods_by_address
 from agent.policy.filter_table import EMPTY
 from agent.policy.objects import parse_namespace, parse_pod, parse_policy
-from agent.policy.plan import Plan
-from agent.policy.selection import Selection
+from agent.policy.plan import FilterPlan
+from agent.policy.selection import PolicySelection
 from attachment.policy.records import PodRecord
 
 NODE = "n1"
 NODES = {"n1": frozenset(map(ip_address, ("192.0.2.1", "fd00::1"))), "n2": frozenset({ip_address("192.0.2.2")})}
-OUTSIDE = tuple(map(ip_address, ("198.51.100.7", "203.0.113.1", "2001:db8::1", "192.0.2.1", "192.0.2.2", "fd00::1")))
+FOREIGN = tuple(map(ip_address, ("198.51.100.7", "203.0.113.1", "2001:db8::1", "192.0.2.1", "192.0.2.2", "fd00::1")))
 NAMESPACES = ("shop", "web", "db")
 LOCAL_NAMES = ("p-0", "p-1", "p-2")
 POD_NAMES = (*LOCAL_NAMES, "p-3", "p-4")
@@ -117,8 +117,8 @@ class World:
 
     def __init__(self, random):
         self.random, self.documents = random, Documents(random)
-        self.selection = Selection()
-        self.plan = Plan(self.selection)
+        self.selection = PolicySelection()
+        self.plan = FilterPlan(self.selection)
         self.table = EMPTY
         self.kernel: dict[str, set[Any]] = {}  # the sets, only by the differences that the plan reports
         self.pods, self.namespaces, self.policies, self.records = {}, {}, {}, {}
@@ -218,21 +218,23 @@ class World:
             if pod.uid not in self.retired and pod.uid not in {each.uid for each in known.values()}
         ]
         pods += [pod._replace(addresses=self.records[name].addresses) for name, pod in known.items()]
-        return Cluster(pods_by_address(pods), self.namespaces, tuple(self.policies.values()), NODES)
+        return ClusterState(pods_by_address(pods), self.namespaces, tuple(self.policies.values()), NODES)
 
     def connection(self):
         """Returns a random connection, one end of which is often a pod of this node."""
         random = self.random
         version = random.choice((4, 4, 6))
         local = [address for record in self.records.values() for address in record.addresses]
-        others = [ip_address(pair[version == 6]) for pair in ADDRESSES] + [*OUTSIDE]
+        others = [ip_address(pair[version == 6]) for pair in ADDRESSES] + [*FOREIGN]
         ends = [
             random.choice([address for address in each if address.version == version])
             for each in (local + others[:1], others)
         ]
         random.shuffle(ends)
         protocol = random.choice(("tcp", "tcp", "udp", "sctp", "icmp"))
-        return Connection(ends[0], ends[1], protocol, 0 if protocol == "icmp" else random.choice((*PORTS, 444, 8080)))
+        return PodConnection(
+            ends[0], ends[1], protocol, 0 if protocol == "icmp" else random.choice((*PORTS, 444, 8080))
+        )
 
 
 def accepts(table, sets, connection, direction):

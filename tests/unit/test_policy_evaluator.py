@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent.policy.evaluator import Cluster, Connection, decide, pods_by_address
+from agent.policy.evaluator import ClusterState, PodConnection, decide, pods_by_address
 from agent.policy.objects import parse_namespace, parse_pod, parse_policy
 
 NODES = {"n1": frozenset({ip_address("192.0.2.1")}), "n2": frozenset({ip_address("192.0.2.2")})}
@@ -46,13 +46,13 @@ def cluster(*specs, namespace="shop"):
         parse_policy({"metadata": {"namespace": namespace, "name": f"p{n}"}, "spec": spec})
         for n, spec in enumerate(specs)
     )
-    return Cluster(pods_by_address(PODS), {each.name: each for each in NAMESPACES}, policies, NODES)
+    return ClusterState(pods_by_address(PODS), {each.name: each for each in NAMESPACES}, policies, NODES)
 
 
 def connect(source, destination, port="tcp 80"):
     protocol, _, number = port.partition(" ")
     first, last = (ip_address(ADDRESS.get(each, each)) for each in (source, destination))
-    return Connection(first, last, protocol, int(number or 0))
+    return PodConnection(first, last, protocol, int(number or 0))
 
 
 def allows(specs, source, destination, port="tcp 80", **keys):

@@ -272,9 +272,9 @@ def policies(specs: list[Document]) -> list[Document]:
     return [document("NetworkPolicy", f"policy-{number}", "shop", spec=spec) for number, spec in enumerate(specs)]
 
 
-def parsed(documents: list[Document]) -> evaluator.Cluster:
+def parsed(documents: list[Document]) -> evaluator.ClusterState:
     """Returns a cluster as the agent reads it."""
-    return evaluator.Cluster(
+    return evaluator.ClusterState(
         evaluator.pods_by_address([objects.parse_pod(pod) for pod in of_kind(documents, "Pod")]),
         {each["metadata"]["name"]: objects.parse_namespace(each) for each in of_kind(documents, "Namespace")},
         [objects.parse_policy(policy) for policy in of_kind(documents, "NetworkPolicy")],
@@ -282,10 +282,10 @@ def parsed(documents: list[Document]) -> evaluator.Cluster:
     )
 
 
-def decided(cluster: evaluator.Cluster, connection: Connection) -> bool:
+def decided(cluster: evaluator.ClusterState, connection: Connection) -> bool:
     """Returns the verdict of the agent."""
     ends = ip_address(connection.source), ip_address(connection.destination)
-    return evaluator.decide(cluster, evaluator.Connection(*ends, connection.protocol, connection.port)).allowed
+    return evaluator.decide(cluster, evaluator.PodConnection(*ends, connection.protocol, connection.port)).allowed
 
 
 def node_addresses(node: Document) -> list[Any]:

@@ -9,9 +9,9 @@ import pytest
 
 from agent.policy.evaluator import decide_direction
 from agent.policy.filter_table import EMPTY, AcceptRule, SetChange
-from agent.policy.objects import EGRESS, INGRESS, NamedPort, Pod, parse_policy
-from agent.policy.plan import Plan
-from agent.policy.selection import Selection
+from agent.policy.objects import EGRESS, INGRESS, ClusterPod, NamedPort, parse_policy
+from agent.policy.plan import FilterPlan
+from agent.policy.selection import PolicySelection
 from tests.support.policy_world import World, accepts, record_of
 
 A, B, C = (ip_address(f"10.0.0.{n}") for n in (1, 2, 3))
@@ -63,14 +63,14 @@ class Node:
     """A selection with its plan, and short ways to give it events of namespace shop."""
 
     def __init__(self):
-        self.selection = Selection()
-        self.plan = Plan(self.selection)
+        self.selection = PolicySelection()
+        self.plan = FilterPlan(self.selection)
 
     def set_policy(self, name, **spec):
         self.selection.set_policy(parse_policy({"metadata": {"namespace": "shop", "name": name}, "spec": spec}))
 
     def set_pod(self, name, *addresses, labels=None, ports=()):
-        self.selection.set_pod(Pod("shop", name, f"u-{name}", labels or {"app": name}, addresses, ports=ports))
+        self.selection.set_pod(ClusterPod("shop", name, f"u-{name}", labels or {"app": name}, addresses, ports=ports))
 
     def set_local(self, name, *addresses):
         self.selection.set_local(name, record_of("shop", name, f"u-{name}", addresses))
@@ -190,8 +190,8 @@ def test_named_ports_of_egress_are_pairs(node):
     pair_sets = [elements for name, elements in node.table.sets.items() if name.startswith("p4")]
     assert pair_sets == [{(B, 80)}] * 2
     node.set_pod("db", B, ports=(NamedPort("http", "tcp", 8080), *PORTS))
-    node.selection.set_pod(Pod("shop", "job", "u-job", {"app": "job"}, is_finished=True, ports=PORTS))
-    node.set_local("job", C)  # it is nobody
+    node.selection.set_pod(ClusterPod("shop", "job", "u-job", {"app": "job"}, is_finished=True, ports=PORTS))
+    node.set_local("job", C)  # no peer of others
     assert pair_sets == [{(B, 80), (B, 8080)}] * 2
     node.set_pod("db", B)
     assert pair_sets == [set()] * 2

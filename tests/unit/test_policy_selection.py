@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from agent.policy.objects import Pod, parse_namespace, parse_policy
+from agent.policy.objects import ClusterPod, parse_namespace, parse_policy
 from agent.policy.peer_sets import SetKey
-from agent.policy.selection import Selection
+from agent.policy.selection import PolicySelection
 from tests.support.policy_world import record_of
 
 A, B, C = (ip_address(f"10.0.0.{n}") for n in (1, 2, 3))
@@ -15,7 +15,7 @@ ANY: dict[str, Any] = {"podSelector": {}, "ingress": [{"from": [{"podSelector": 
 
 
 def pod(name="web", uid="u1", *addresses, labels=None, **keys):
-    return Pod("shop", name, uid, labels or {"app": name}, addresses, **keys)
+    return ClusterPod("shop", name, uid, labels or {"app": name}, addresses, **keys)
 
 
 def record(*addresses, name="web", uid="u1", container="c"):
@@ -29,7 +29,7 @@ def policy(name, **spec):
 @pytest.fixture
 def selection():
     """A selection with a policy that allows all pods of the namespace, and a pod of this node that it selects."""
-    selection = Selection()
+    selection = PolicySelection()
     selection.set_policy(policy("any", **ANY))
     selection.set_pod(pod("local", "u0"))
     selection.set_local("r0", record(C, name="local", uid="u0", container="c0"))
@@ -85,7 +85,7 @@ def test_several_records_of_a_pod(selection):
     assert peers(selection) == set()
 
 
-def test_uid_tells_pods_of_one_name_apart(selection):
+def test_pods_of_one_name_differ_by_their_uid(selection):
     """The object of the next pod of a name does not decide about the one whose record is still there."""
     selection.set_pod(pod("web", "u1", labels={"app": "old"}))
     selection.set_local("r1", record(A))
@@ -131,7 +131,7 @@ def test_address_of_a_record_belongs_to_its_pod(selection, is_known):
     assert peers(selection) == {A}
 
 
-def test_finished_and_host_network_pods_are_nobody(selection):
+def test_finished_and_host_network_pods_are_in_no_set(selection):
     """A pod that has ended, or is on the host's network, is in no set and under no policy, whatever its status says."""
     for keys in ({"is_finished": True}, {"host_network": True}):
         selection.set_pod(pod("web", "u1", A))
