@@ -20,8 +20,10 @@ from scapy.layers.inet6 import (
 from scapy.layers.l2 import ARP, Dot1Q, Ether
 from scapy.packet import Packet, Raw
 
-from tests.support import policy_node
+from tests.support import dhcp_node, policy_node
 from tests.support.attaching import Network, address, host_end, reaches
+from tests.support.dhcp import SERVER
+from tests.support.machine import eventually
 from tests.support.namespaces import Namespace
 
 ALL = "ff:ff:ff:ff:ff:ff"
@@ -251,3 +253,17 @@ def test_check_finds_a_lost_guard_and_repair_restores_it(fixture, request, new_s
     network.check(one, result)
     network.host.run("nft", "delete", "element", family, "podwire_guard", "ports", f'{{ "{port}" }}')
     assert f'set podwire_guard ports has no element of "{port}"' in network.check_error(one, result)
+
+
+def test_dhcp_of_a_guarded_port(host, new_sandbox, sandbox, tmp_path):
+    """A lease of dhcp is acquired and released for a pod with networkPolicy, which reaches the network."""
+    with dhcp_node.created(host, new_sandbox(), tmp_path) as node:
+        node.start_server()
+        node.start_daemon()
+        network = node.network("bridge", networkPolicy=True, bridgeNetfilter=True)
+        result = network.add(sandbox)
+        assert reaches(sandbox, SERVER)
+        network.check(sandbox, result)
+        network.delete(sandbox, result)
+        assert eventually(lambda: node.list_leases() == []), node.list_leases()
+        assert policy_node.files() == []
