@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attachment.policy.table import GUARD_TABLE, TABLE
+from cni.address import Address
 from kernel.packet_tap import UDP
 from podwire.trace.exchange import Flow
 from podwire.trace.place import Place
@@ -35,13 +36,15 @@ def of_rule(rule: MetRule, flow: Flow) -> Suspect | None:
 
 def _question(flow: Flow) -> str:
     """Returns the command that says why."""
-    target = _name(flow.target, str(flow.destination))
-    port = flow.target_port if "/" in target else flow.port
+    target, port = _name(flow.target, flow.destination), flow.target_port if flow.target else flow.port
     if port:
         host = f"[{target}]" if ":" in target else target
         target = f"{host}:{port}" + ("/udp" if flow.protocol == UDP else "")
-    return f"podwire policy why {_name(flow.source, str(flow.source_address))} {target}"
+    return f"podwire policy why {_name(flow.source, flow.source_address)} {target}"
 
 
-def _name(place: Place | None, address: str) -> str:
-    return place.name if isinstance(place, PodPlace) and place.name.count("/") == 1 else address
+def _name(place: Place | None, address: Address) -> str:
+    """Returns a pod's name, its address if it has no name, or the address of another place."""
+    if not isinstance(place, PodPlace):
+        return str(address)
+    return place.name if "/" in place.name else str(place.address(address.version) or address)
