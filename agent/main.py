@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from agent.api_server import (
     server_from_url,
 )
 from agent.events import EventRecorder, NoEvents
+from agent.http_server import Answer
 from agent.inbox import Inbox
 from agent.instance_lock import InstanceLock
 from agent.kubernetes import ApiClient
@@ -107,7 +108,7 @@ def _run(settings: Settings, log: Log) -> int:
     if settings.once or settings.dry_run:
         _end_when_done(loop, agent, now() + _ONCE_LIMIT_S)
     else:
-        _serve(settings, agent, nodes)
+        _serve(settings, agent, services)
     agent.start()
     log.write("info", "started", routes=settings.routes, server=server.url if server else "")
     events.start()
@@ -160,15 +161,18 @@ def _create_policies(
     yield PolicyService(settings, loop, client, parts.metrics.add_policies(), report, parts.log)
 
 
-def _serve(settings: Settings, agent: Agent, nodes: ObjectWatch[Node] | PoolService) -> None:
-    """Starts the HTTP server; with pools also the operator's tool's, on the Unix socket, which only root can use."""
+def _serve(settings: Settings, agent: Agent, services: Iterable[_Service]) -> None:
+    """Starts the HTTP server; the pages and actions for the operator's tool are on the Unix socket, only root's."""
     path = socket_path(settings)
     listen = settings.listen or path
-    if not isinstance(nodes, PoolService):
-        http_server.start(listen, agent.status.pages())
-        return
-    http_server.start(path, {**agent.status.pages(), **nodes.admin.pages()}, nodes.admin.actions())
-    if listen != path:
+    admins = [service.admin for service in services if not isinstance(service, ObjectWatch)]
+    if admins:
+        pages, actions = agent.status.pages(), dict[str, Callable[[bytes], Answer]]()
+        for admin in admins:
+            pages |= admin.pages()
+            actions |= admin.actions()
+        http_server.start(path, pages, actions)
+    if listen != path or not admins:
         http_server.start(listen, agent.status.pages())
 
 

@@ -19,6 +19,7 @@ from agent.log import Log
 from agent.metrics import PolicyMetrics
 from agent.object_source import ObjectClient
 from agent.policy import preconditions
+from agent.policy.admin import FilterState, PolicyAdmin
 from agent.policy.cluster_objects import ClusterObjects
 from agent.policy.filter import PolicyFilter
 from agent.policy.filter_table import EMPTY
@@ -74,6 +75,10 @@ class PolicyService:
         self._oldest_s = 0.0  # the time of the first event that is not applied yet
         self._drops: dict[str, int] = {}
         self._failure = self._obstacle = self._bridge = self._missing_key = self._note = ""
+        self._problem = "starting"
+        self.admin = PolicyAdmin(
+            self._selection, self._inbox.put, lambda: FilterState(self._table, self._drops, self._problem)
+        )
         metrics.lag.set_function(lambda: now() - self._oldest_s if self._oldest_s else 0.0)
 
     def start(self) -> None:
@@ -229,7 +234,8 @@ class PolicyService:
     def _report_problems(self) -> None:
         starting = "" if self._is_applied or self._obstacle else "starting"
         problems = (self._obstacle, self._failure, self._bridge, self._missing_key, *self._objects.problems())
-        self._report(joined(problems) or starting, self._note)
+        self._problem = joined(problems) or starting
+        self._report(self._problem, self._note)
 
     def _find_unfiltered_pods(self) -> str:
         """Returns the pods of this node that have no record, though their namespaces have policies."""

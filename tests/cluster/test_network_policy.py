@@ -1,6 +1,7 @@
 """podwire-agent with --network-policy, the built plugins and real packets, on a node with the API server's double."""
 
 import contextlib
+import json
 import queue
 import signal
 import threading
@@ -279,6 +280,8 @@ def test_dropped_packets_are_counted_and_remove_deletes_the_filter(cluster):
     wait_listed(cluster, "shop")
     stranger, db = cluster.start("web", "stranger", "other"), cluster.start("shop", "db", "db")
     assert not reaches(stranger, db)
+    (policy,) = json.loads(cluster.agent.get("/policy")[1])["policies"]
+    assert (policy["namespace"], policy["name"]) == ("shop", "from-clients")
     labels = 'direction="ingress",namespace="shop",policies="from-clients"'
     metric = f"podwire_agent_policy_dropped_packets_total{{{labels}}}"
     assert eventually(lambda: f"{metric} " in cluster.agent.get("/metrics")[1], within_s=60)
