@@ -34,18 +34,22 @@ ETH_P_ALL = 3
 _TIMEOUT_S = 10.0
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def private_directory(root) -> Iterator[None]:
     with policy_node.private_directory():
         yield
 
 
 class Pods:
-    """A sender and a receiver on one network; frames are sent and received as they are on the wire."""
+    """A sender and a receiver on one network; frames are sent and received as they are on the wire.
 
-    def __init__(self, network: Network, sender: Namespace, receiver: Namespace) -> None:
+    The receiver has no networkPolicy, unless `guards_both`, so that its port passes everything.
+    """
+
+    def __init__(self, network: Network, sender: Namespace, receiver: Namespace, *, guards_both: bool = False) -> None:
         self.network, self.sender, self.receiver = network, sender, receiver
-        self.result, other = network.add(sender), network.add(receiver)
+        self.result = network.add(sender)
+        other = (network if guards_both else network.having(networkPolicy=None)).add(receiver)
         self.mac, self.receiver_mac = (one["interfaces"][-1]["mac"] for one in (self.result, other))
         self.ip4, self.ip6 = address(self.result), address(self.result, 1)
         self.receiver4, self.receiver6 = address(other), address(other, 1)
@@ -172,7 +176,7 @@ def test_the_frames_arrive_without_a_guard(bridge, new_sandbox):
 def test_pods_communicate_through_the_bridge(bridge, new_sandbox):
     """Pods with networkPolicy reach each other and the node in both IP versions, also with DAD."""
     network = bridge.having(networkPolicy=True, bridgeNetfilter=True, enabledad=True)
-    pods = Pods(network, new_sandbox(), new_sandbox())
+    pods = Pods(network, new_sandbox(), new_sandbox(), guards_both=True)
     for target in (pods.receiver4, pods.receiver6, *(ip["gateway"] for ip in pods.result["ips"])):
         assert reaches(pods.sender, target)
     for target in (pods.ip4, pods.ip6):
