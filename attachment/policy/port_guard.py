@@ -9,12 +9,16 @@ in set `ports`, as of networks without networkPolicy, cost one look-up.
         IPv6 from its addresses and the link-local address of its MAC address (EUI-64); neighbour advertisements of
         these only; from :: to link-local groups (duplicate address detection, MLD);
         no router advertisement, redirect, VLAN tag or other protocol
+    the same table, hook forward: frames to a guarded port from others of the bridge whose destination is the pod's MAC
+        and IP address. Policies do not see by whom multicasts, broadcasts and packets to link-local addresses are
+        received, so only ARP, neighbour discovery and DHCP's answers pass. What the node sends passes another hook.
     table inet podwire_guard, hook prerouting, before connection tracking (ptp, where the host is the only neighbour):
         IPv4 and IPv6 in the same way; the host ignores router advertisements and redirects there
 """
 
 from __future__ import annotations
 
+import struct
 from ipaddress import IPv6Address
 from typing import NamedTuple
 
@@ -35,6 +39,7 @@ from kernel.netfilter.owned import REPAIR_HINT
 from process import record
 
 _PREROUTING, _FIRST = 0, -300  # NF_INET_PRE_ROUTING and NF_BR_PRE_ROUTING; raw, and dstnat in bridges
+_FORWARD, _BEFORE_BR_NETFILTER = 2, -200  # NF_BR_FORWARD
 _THIRD = 14  # NFT_REG32_06, behind an interface's name (16 bytes) and a MAC address (8)
 _ETHER_TYPE = {4: b"\x08\x00", 6: b"\x86\xdd"}
 _ARP = b"\x08\x06"
@@ -81,7 +86,7 @@ def _icmpv6_type(number: int) -> bytes:
 
 _COUNTED_DROP = expression.ANY_COUNTER + DROP  # a counter that starts at 0
 _INTERFACE = expression.meta(expression.META_IIFNAME)
-_ETHER_SOURCE, _ARP_SOURCE = (LINK_HEADER, 6, 6), (NETWORK_HEADER, 8, 6)
+_ETHER_SOURCE, _ETHER_DESTINATION, _ARP_SOURCE = (LINK_HEADER, 6, 6), (LINK_HEADER, 0, 6), (NETWORK_HEADER, 8, 6)
 _ARP_ADDRESS = (NETWORK_HEADER, 14, 4)
 
 
@@ -90,10 +95,12 @@ def _pair(mac: tuple[int, int, int]) -> bytes:
     return _INTERFACE + expression.payload(*mac, SECOND_REGISTER) + expression.lookup("macs")
 
 
-def _triple(mac: tuple[int, int, int], address: tuple[int, int, int], version: int) -> bytes:
+def _triple(
+    mac: tuple[int, int, int], address: tuple[int, int, int], version: int, interface: bytes = _INTERFACE
+) -> bytes:
     """Matches an interface, a MAC address and an IP address that are in `addresses4` or `addresses6`."""
     load = expression.payload(*mac, SECOND_REGISTER) + expression.payload(*address, _THIRD)
-    return _INTERFACE + load + expression.lookup(f"addresses{version}")
+    return interface + load + expression.lookup(f"addresses{version}")
 
 
 def _bridge_rules() -> tuple[TextRule, ...]:
@@ -129,6 +136,26 @@ def _bridge_rules() -> tuple[TextRule, ...]:
     )
 
 
+def _delivery_rules() -> tuple[TextRule, ...]:
+    port, out = "oifname . ether daddr", expression.meta(expression.META_OIFNAME)
+    is4, is6 = _ether_type(_ETHER_TYPE[4]), _ether_type(_ETHER_TYPE[6])
+    to4, to6 = (_triple(_ETHER_DESTINATION, _DESTINATION[version], version, out) for version in (4, 6))
+    discovery = is6 + _protocol(_ICMPV6) + expression.payload(TRANSPORT_HEADER, 0, 1)
+    ports = {4: struct.pack(">HH", 67, 68), 6: struct.pack(">HH", 547, 546)}
+    dhcp = {version: _protocol(_UDP) + _field((TRANSPORT_HEADER, 0, 4), pair) for version, pair in ports.items()}
+    link_local = expression.payload(NETWORK_HEADER, 24, 2) + expression.bitwise(b"\xff\xc0")
+    return (
+        TextRule(f"{port} . ip daddr @addresses4 accept", is4 + to4 + ACCEPT),
+        TextRule("arp accept", _ether_type(_ARP) + ACCEPT),
+        TextRule("icmpv6 type 133-137 accept", discovery + expression.between(EQ, bytes([133]), bytes([137])) + ACCEPT),
+        TextRule("udp sport 67 udp dport 68 accept", is4 + dhcp[4] + ACCEPT),
+        TextRule("udp sport 547 udp dport 546 accept", is6 + dhcp[6] + ACCEPT),
+        TextRule("ip6 daddr fe80::/10 drop", is6 + link_local + expression.compare(EQ, b"\xfe\x80") + _COUNTED_DROP),
+        TextRule(f"{port} . ip6 daddr @addresses6 accept", is6 + to6 + ACCEPT),
+        TextRule("drop", _COUNTED_DROP),
+    )
+
+
 def _routed_rules() -> tuple[TextRule, ...]:
     rules = []
     for version, ip in ((4, "ip"), (6, "ip6")):
@@ -154,6 +181,14 @@ def _bridge_guard() -> Guard:
     ports, addresses = _sets(GUARD_BRIDGE_TABLE, INTERFACE_NAME, MAC_ADDRESS)
     macs = Set(GUARD_BRIDGE_TABLE, "macs", (INTERFACE_NAME, MAC_ADDRESS), "the MAC address of each guarded port")
     base = _base(GUARD_BRIDGE_TABLE, (ports, macs, *addresses.values()), _bridge_rules())
+    forward = Chain(GUARD_BRIDGE_TABLE, "forward", Hook("filter", _FORWARD, _BEFORE_BR_NETFILTER))
+    delivery, rules = Chain(GUARD_BRIDGE_TABLE, "delivery"), _delivery_rules()
+    goto = nft_rule.output_interface_in("ports") + nft_rule.goto(delivery.name)
+    base = base._replace(
+        chains=(*base.chains, delivery, forward),
+        rules={**base.rules, delivery: rules, forward: (TextRule("oifname @ports goto delivery", goto),)},
+        uses={**base.uses, delivery: len(rules) + 1, forward: 1},
+    )
     return Guard(base, ports, macs, addresses)
 
 
