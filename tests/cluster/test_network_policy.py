@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -40,8 +40,6 @@ class Cluster:
     """One node with an agent, and its pods, which the API server knows before they start."""
 
     world: World
-    number: int = 1  # of the last address
-    addresses: dict[str, str] = field(default_factory=dict)
 
     @property
     def node(self) -> ClusterNode:
@@ -62,18 +60,18 @@ class Cluster:
             metadata = {"namespace": namespace, "name": name}
             self.world.server.store.put(path, {"metadata": metadata, "spec": spec})
 
-    def schedule(self, namespace: str, name: str, app: str, address: str = "") -> None:
-        """Creates or changes the pod's object."""
+    def schedule(self, namespace: str, name: str, app: str, address: str = "", number: int = 0) -> None:
+        """Creates or changes the object of a pod of node `number` (from 0)."""
         metadata = {"namespace": namespace, "name": name, "labels": {"app": app}}
         status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]} if address else {}
-        document = {"metadata": metadata, "spec": {"nodeName": self.node.name}, "status": status}
+        document = {"metadata": metadata, "spec": {"nodeName": self.world.nodes[number].name}, "status": status}
         self.world.server.store.put(f"{PODS}/{namespace}.{name}", document)
 
-    def start(self, namespace: str, name: str, app: str, *options: str) -> Pod:
+    def start(self, namespace: str, name: str, app: str, *options: str, number: int = 0) -> Pod:
         """Starts a pod, as kubelet does: its object, its ADD, its status."""
-        self.schedule(namespace, name, app)
-        pod = self.node.add(name, *pod_args(namespace, name), *options)
-        self.schedule(namespace, name, app, pod.addresses[4])
+        self.schedule(namespace, name, app, number=number)
+        pod = self.world.nodes[number].add(name, *pod_args(namespace, name), *options)
+        self.schedule(namespace, name, app, pod.addresses[4], number)
         return pod
 
     def stop(self, namespace: str, name: str) -> None:
@@ -83,9 +81,9 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path):
-    """A node whose agent enforces policies, and the namespaces shop and web."""
-    with world(tmp_path, "--network-policy", CONF, count=1, pods=False) as created:
+def cluster(tmp_path, request):
+    """Nodes (by default one) whose agents enforce policies, and the namespaces shop and web."""
+    with world(tmp_path, "--network-policy", CONF, count=getattr(request, "param", 1), pods=False) as created:
         for name in ("shop", "web"):
             created.server.store.put(f"{NAMESPACES}/{name}", {"metadata": {"name": name}})
         yield Cluster(created)
@@ -181,6 +179,22 @@ def test_a_change_of_policies_reaches_running_pods(cluster):
     cluster.policy("shop", "from-clients", None)
     assert become(True, client, db)
     assert cluster.agent.metric("podwire_agent_policy_lag_seconds") == 0
+
+
+@pytest.mark.parametrize("cluster", [2], indirect=True)
+def test_peers_are_on_every_node(cluster):
+    """A pod of another node is a peer by its address; the pod's node reaches it, another node does not."""
+    cluster.policy("shop", "from-clients", FROM_CLIENTS)
+    wait_listed(cluster, "shop")
+    db = cluster.start("shop", "db", "db")
+    stranger, client = (cluster.start("web", app, app, number=1) for app in ("other", "client"))
+    assert eventually(lambda: reaches(client, db), within_s=10)
+    assert not reaches(stranger, db)
+    here, there = (node.network for node in cluster.world.nodes)
+    with service(db.namespace, "tcp", db.addresses[4]) as server:
+        for source, is_allowed in ((here, True), (there, False)):
+            called = call([server], source, "tcp", db.addresses[4], 80, timeout_s=NO_ANSWER_S)
+            assert (called is not None) == is_allowed
 
 
 def test_without_agent_only_pods_without_policies_start(cluster):
