@@ -31,8 +31,8 @@ A container runtime runs this file under the name of a plugin (`podwire list`), 
 network configuration on standard input. Under its own name it is the operator's tool.
 
 Exit status: 0 all in order; 1 a fault, which the output describes; 2 wrong usage; 3 the command failed (permissions,
-files); 4 no fault was detected, but not everything could be inspected (doctor, show, test, ipam, selftest), or a part
-is missing (bugreport)."""
+files); 4 no fault was detected, but not everything could be inspected (doctor, show, test, ipam, policy, selftest), or
+a part is missing (bugreport)."""
 
 
 def run(arguments: Sequence[str], env: Mapping[str, str], stdout: TextIO, plugins: Mapping[str, Plugin]) -> int:

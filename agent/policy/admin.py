@@ -34,7 +34,7 @@ _PROTOCOLS = ("tcp", "udp", "sctp", "icmp")
 Document = dict[str, object]
 
 
-class Refusal(Exception):  # noqa: N818 - an answer, not a fault of the agent
+class Unanswerable(Exception):  # noqa: N818 - an answer, not a fault of the agent
     """A question that has no answer: `msg` is the cause, `details` the fix, `status` the HTTP status."""
 
     def __init__(self, msg: str, details: str = "", status: int = 409) -> None:
@@ -43,7 +43,7 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a fault of the agent
 
 
 class FilterState(NamedTuple):
-    """What is in force: the packet filter, the dropped packets by chain, and what keeps the agent from enforcing."""
+    """The packet filter in force, the dropped packets by chain, and what keeps the agent from enforcing policies."""
 
     table: FilterTable
     drops: Mapping[str, int]
@@ -72,18 +72,18 @@ class PolicyAdmin:
     def _page(self) -> Page:
         try:
             return Page(True, _encode(self._ask(self._list)), _JSON)
-        except Refusal as error:
+        except Unanswerable as error:
             return Page(False, _encode({"msg": error.msg, "details": error.details}), _JSON)
 
     def _answer(self, body: bytes) -> Answer:
         try:
             question = _parse(body)
             return Answer(200, _encode(self._ask(lambda: self._explain(*question))), _JSON)
-        except Refusal as error:
+        except Unanswerable as error:
             return Answer(error.status, _encode({"msg": error.msg, "details": error.details}), _JSON)
 
     def _ask(self, question: Callable[[], Document]) -> Document:
-        """Returns what the main thread answers; raises Refusal."""
+        """Returns what the main thread answers; raises Unanswerable."""
         answer: Future[Document] = Future()
 
         def run() -> None:
@@ -91,7 +91,7 @@ class PolicyAdmin:
                 answer.set_result(question())
             except Exception as error:
                 answer.set_exception(error)
-                if not isinstance(error, Refusal):
+                if not isinstance(error, Unanswerable):
                     raise  # the loop logs it
 
         self._call_in_main(run)
@@ -99,7 +99,7 @@ class PolicyAdmin:
             return answer.result(_LIMIT_S)
         except TimeoutError:
             msg = f"podwire-agent has other work since {_LIMIT_S:.0f} s"
-            raise Refusal(msg, "run the command again; the agent's log has what it does", 503) from None
+            raise Unanswerable(msg, "run the command again; the agent's log has what it does", 503) from None
 
     # ---- in the main thread
 
@@ -135,22 +135,24 @@ class PolicyAdmin:
         sources, destinations = self._addresses(source), self._addresses(destination)
         pairs = [(one, other) for one in sources for other in destinations if one.version == other.version]
         if not pairs:
-            raise Refusal(f"{source} and {destination} have no addresses of one IP version", "use addresses")
+            raise Unanswerable(f"{source} and {destination} have no addresses of one IP version", "use addresses")
         cluster = self._cluster({address for pair in pairs for address in pair})
         connections = [self._decide(cluster, PodConnection(*pair, protocol, port)) for pair in pairs]
         return {"connections": connections, "problem": self._state().problem}
 
     def _addresses(self, text: str) -> list[Address]:
-        """Returns an address, or those of a pod; raises Refusal."""
+        """Returns an address, or those of a pod; raises Unanswerable."""
         namespace, is_pod, name = text.partition("/")
         if not is_pod:
             return [parse_ip(text)]
         pod = self._selection.find_pod(namespace, name)
         if pod is None:
             details = f"kubectl --namespace {namespace} get pod {name}"
-            raise Refusal(f"the agent knows no pod {name} of namespace {namespace}", details, 404)
+            raise Unanswerable(f"the agent knows no pod {name} of namespace {namespace}", details, 404)
         if not pod.addresses:
-            raise Refusal(f"pod {name} of namespace {namespace} has no address", "it has not started yet, or has ended")
+            raise Unanswerable(
+                f"pod {name} of namespace {namespace} has no address", "it has not started yet, or has ended"
+            )
         return list(pod.addresses)
 
     def _cluster(self, ends: set[Address]) -> ClusterState:
@@ -194,7 +196,7 @@ def _reason(decision: Decision, address: Address, direction: str) -> str:
 
 
 def _parse(body: bytes) -> tuple[str, str, str, int]:
-    """Returns the source, the destination, the protocol and the port of a question; raises Refusal."""
+    """Returns the source, the destination, the protocol and the port of a question; raises Unanswerable."""
     try:
         question: object = json.loads(body)
     except (ValueError, RecursionError):
@@ -203,11 +205,11 @@ def _parse(body: bytes) -> tuple[str, str, str, int]:
     source, destination = fields.get("source"), fields.get("destination")
     protocol, port = fields.get("protocol"), fields.get("port")
     if not isinstance(source, str) or not isinstance(destination, str) or protocol not in _PROTOCOLS:
-        raise Refusal(
+        raise Unanswerable(
             '"source" and "destination" must be texts, "protocol" one of "tcp", "udp", "sctp", "icmp"', "", 400
         )
     if not isinstance(port, int) or not (1 <= port <= LAST_PORT or (port == 0 and protocol == "icmp")):
-        raise Refusal(f'"port" must be a number from 1 to {LAST_PORT}, and 0 for "icmp"', "", 400)
+        raise Unanswerable(f'"port" must be a number from 1 to {LAST_PORT}, and 0 for "icmp"', "", 400)
     for text in (source, destination):
         if "/" not in text:
             _require_address(text)
@@ -219,7 +221,7 @@ def _require_address(text: str) -> None:
         parse_ip(text)
     except ValueError:
         msg = f'"{text}" is neither a pod nor an address'
-        raise Refusal(
+        raise Unanswerable(
             msg, "a pod is NAMESPACE/NAME, as in: podwire policy why shop/web-0 shop/db-0:5432", 400
         ) from None
 

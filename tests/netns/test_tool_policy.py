@@ -120,9 +120,9 @@ def test_only_the_main_thread_reads(agent, path):
 
 def test_errors_name_object_and_fix(agent, path, tmp_path):
     """Unknown pods, wrong words, and an agent that does not answer are errors with their own status."""
-    done = policy(path, "why", "shop/nobody", "shop/db-0:80")
-    assert (done.status, "no pod nobody of namespace shop" in done.stderr) == (3, True), done
-    assert "kubectl --namespace shop get pod nobody" in done.stderr
+    done = policy(path, "why", "shop/lost-0", "shop/db-0:80")
+    assert (done.status, "no pod lost-0 of namespace shop" in done.stderr) == (3, True), done
+    assert "kubectl --namespace shop get pod lost-0" in done.stderr
     done = policy(path, "why", "10.0.0.1", "[fd00:1::2]:80")
     assert (done.status, "no addresses of one IP version" in done.stderr) == (3, True), done
     for words in (("shop/web-0", "db-0:80"), ("web-0", "shop/db-0:80"), ("shop/web-0", "shop/db-0:99999")):
