@@ -67,18 +67,15 @@ class PolicyAdmin:
 
     def actions(self) -> dict[str, Callable[[bytes], Answer]]:
         """Returns the actions, by path."""
-        return {"/policy/why": self._answer}
+        return {"/policy/why": lambda body: self._answer(lambda: self._explain(*_parse(body)))}
 
     def _page(self) -> Page:
-        try:
-            return Page(True, _encode(self._ask(self._list)), _JSON)
-        except Unanswerable as error:
-            return Page(False, _encode({"msg": error.msg, "details": error.details}), _JSON)
+        answer = self._answer(self._list)
+        return Page(answer.status == 200, answer.body, _JSON)
 
-    def _answer(self, body: bytes) -> Answer:
+    def _answer(self, question: Callable[[], Document]) -> Answer:
         try:
-            question = _parse(body)
-            return Answer(200, _encode(self._ask(lambda: self._explain(*question))), _JSON)
+            return Answer(200, _encode(self._ask(question)), _JSON)
         except Unanswerable as error:
             return Answer(error.status, _encode({"msg": error.msg, "details": error.details}), _JSON)
 
@@ -144,7 +141,10 @@ class PolicyAdmin:
         """Returns an address, or those of a pod; raises Unanswerable."""
         namespace, is_pod, name = text.partition("/")
         if not is_pod:
-            return [parse_ip(text)]
+            try:
+                return [parse_ip(text)]
+            except ValueError:
+                raise Unanswerable(f'"{text}" is neither a pod (NAMESPACE/NAME) nor an address', "", 400) from None
         pod = self._selection.find_pod(namespace, name)
         if pod is None:
             details = f"kubectl --namespace {namespace} get pod {name}"
@@ -166,10 +166,7 @@ class PolicyAdmin:
         return ClusterState(pods, selection.namespaces, policies, dict.fromkeys(names, _addresses_here()))
 
     def _decide(self, cluster: ClusterState, connection: PodConnection) -> Document:
-        ends = {
-            EGRESS: self._decide_end(cluster, connection, EGRESS),
-            INGRESS: self._decide_end(cluster, connection, INGRESS),
-        }
+        ends = {direction: self._decide_end(cluster, connection, direction) for direction in (EGRESS, INGRESS)}
         return {
             "source": format_ip(connection.source),
             "destination": format_ip(connection.destination),
@@ -204,26 +201,11 @@ def _parse(body: bytes) -> tuple[str, str, str, int]:
     fields = question if isinstance(question, dict) else {}
     source, destination = fields.get("source"), fields.get("destination")
     protocol, port = fields.get("protocol"), fields.get("port")
-    if not isinstance(source, str) or not isinstance(destination, str) or protocol not in _PROTOCOLS:
-        raise Unanswerable(
-            '"source" and "destination" must be texts, "protocol" one of "tcp", "udp", "sctp", "icmp"', "", 400
-        )
-    if not isinstance(port, int) or not (1 <= port <= LAST_PORT or (port == 0 and protocol == "icmp")):
-        raise Unanswerable(f'"port" must be a number from 1 to {LAST_PORT}, and 0 for "icmp"', "", 400)
-    for text in (source, destination):
-        if "/" not in text:
-            _require_address(text)
+    first = 0 if protocol == "icmp" else 1
+    is_service = protocol in _PROTOCOLS and isinstance(port, int) and first <= port <= LAST_PORT
+    if not (isinstance(source, str) and isinstance(destination, str) and isinstance(port, int) and is_service):
+        raise Unanswerable("the question has no source, destination, protocol and port of the right form", "", 400)
     return source, destination, str(protocol), port
-
-
-def _require_address(text: str) -> None:
-    try:
-        parse_ip(text)
-    except ValueError:
-        msg = f'"{text}" is neither a pod nor an address'
-        raise Unanswerable(
-            msg, "a pod is NAMESPACE/NAME, as in: podwire policy why shop/web-0 shop/db-0:5432", 400
-        ) from None
 
 
 def _directions(policy: Policy) -> list[str]:
