@@ -89,10 +89,10 @@ def forgeries(pods: Pods) -> dict[str, Packet]:
     ether, to4, to6 = pods.ether(), pods.receiver4, pods.receiver6
     na = ICMPv6ND_NA(tgt=VICTIM6, R=0, S=0) / ICMPv6NDOptDstLLAddr(lladdr=pods.mac)
     udp = UDP(sport=1, dport=2) / Raw(b"forged")
-    own6 = IPv6(src=pods.ip6, dst=to6, hlim=255)
-    own_na = ICMPv6ND_NA(tgt=pods.ip6, R=0, S=0)
-    own_arp = bytearray(bytes(ARP(op=2, hwsrc=pods.mac, psrc=pods.ip4, pdst=to4)))
-    own_arp[4:6] = 4, 6  # the sizes of the addresses, which say where the others are
+    from_pod6 = IPv6(src=pods.ip6, dst=to6, hlim=255)
+    pods_na = ICMPv6ND_NA(tgt=pods.ip6, R=0, S=0)
+    pods_arp = bytearray(bytes(ARP(op=2, hwsrc=pods.mac, psrc=pods.ip4, pdst=to4)))
+    pods_arp[4:6] = 4, 6  # the sizes of the addresses, which say where the others are
     return {
         "IPv4 of a neighbour": ether / IP(src=VICTIM4, dst=to4) / udp,
         "IPv4 of the receiver": ether / IP(src=to4, dst=to4) / udp,
@@ -109,13 +109,13 @@ def forgeries(pods: Pods) -> dict[str, Packet]:
         "ARP for the node": pods.ether(ALL) / ARP(op=2, hwsrc=pods.mac, psrc=node4, pdst=to4),
         "ARP with another MAC": pods.ether(ALL) / ARP(op=2, hwsrc=OTHER_MAC, psrc=pods.ip4, pdst=to4),
         "ARP probe with another MAC": pods.ether(ALL) / ARP(op=1, hwsrc=OTHER_MAC, psrc="0.0.0.0", pdst=VICTIM4),
-        "ARP of other sizes": Ether(src=pods.mac, dst=ALL, type=0x0806) / Raw(bytes(own_arp)),
-        "NA for a neighbour": ether / own6 / na,
-        "NA for a neighbour, behind an option": ether / own6 / IPv6ExtHdrDestOpt(nh=58) / na,
+        "ARP of other sizes": Ether(src=pods.mac, dst=ALL, type=0x0806) / Raw(bytes(pods_arp)),
+        "NA for a neighbour": ether / from_pod6 / na,
+        "NA for a neighbour, behind an option": ether / from_pod6 / IPv6ExtHdrDestOpt(nh=58) / na,
         "NA from a neighbour": ether / IPv6(src=VICTIM6, dst=to6, hlim=255) / na,
-        "NA from a neighbour's address": ether / IPv6(src=VICTIM6, dst=to6, hlim=255) / own_na,
+        "NA from a neighbour's address": ether / IPv6(src=VICTIM6, dst=to6, hlim=255) / pods_na,
         "router advertisement": ether / IPv6(src=pods.link_local, dst="ff02::1", hlim=255) / ICMPv6ND_RA(),
-        "redirect": ether / own6 / ICMPv6ND_Redirect(tgt=pods.ip6, dst=VICTIM6),
+        "redirect": ether / from_pod6 / ICMPv6ND_Redirect(tgt=pods.ip6, dst=VICTIM6),
         "VLAN tag": ether / Dot1Q(vlan=5) / IP(src=pods.ip4, dst=to4) / udp,
         "priority tag": ether / Dot1Q(vlan=0) / IP(src=VICTIM4, dst=to4) / udp,
         "another protocol": Ether(src=pods.mac, dst=pods.receiver_mac, type=0x88B5) / Raw(bytes(46)),
