@@ -57,10 +57,10 @@ class Namespaces(NamedTuple):
 
 def wait(pod: PodRecord) -> None:
     """Waits until the agent has applied the policies of a pod, if its namespace has any; raises CniError(11)."""
-    known = read_namespaces(pod.boot)
-    if known and not known.is_strict and pod.namespace not in known.names:
+    generation = awaited_generation(read_namespaces(pod.boot), pod.namespace)
+    if generation is None:
         return
-    generation, deadline = known.generation if known else 0, Deadline(_WAIT_S)
+    deadline = Deadline(_WAIT_S)
     request = gojson.dumps({"record": pod.file_name, "generation": generation}).encode() + b"\n"
     with record.timed_step("wait for podwire-agent"):
         problem = _ask(request, generation, deadline)
@@ -69,6 +69,18 @@ def wait(pod: PodRecord) -> None:
     if problem:
         awaited = f'podwire-agent has not applied the network policies of namespace "{pod.namespace}"'
         raise CniError(Code.TRY_AGAIN_LATER, f"{awaited} within {_WAIT_S:.0f} s: {problem}", _HINT)
+
+
+def awaited_generation(known: Namespaces | None, namespace: str) -> int | None:
+    """Returns the generation that the agent's answer must have at least, None if ADD does not wait for an answer."""
+    if known is None:
+        return 0
+    return known.generation if known.is_strict or namespace in known.names else None
+
+
+def counts(answered: int, awaited: int) -> bool:
+    """Returns whether an answer of this generation counts for an ADD that awaits another one."""
+    return answered >= awaited
 
 
 def read_namespaces(boot_id: str) -> Namespaces | None:
@@ -152,4 +164,4 @@ def _judge(answer: bytes, generation: int) -> str:
         answered = None
     if answered is None:
         return _BUSY
-    return "" if answered >= generation else _OLDER
+    return "" if counts(answered, generation) else _OLDER
