@@ -82,10 +82,10 @@ def remove(args: CmdArgs, net_conf: NetConf) -> None:
 
 
 def release_lease(args: CmdArgs, net_conf: NetConf) -> None:
-    """Does what delegate.release_lease does, but removes the attachment from the packet filter before.
+    """Removes the attachment from the packet filter, then runs delegate.release_lease; only with the IPAM plugin dhcp.
 
-    That is after this step for other IPAM plugins, when the interface is deleted. If it fails the lease stays until
-    `release`, which reports the error.
+    With other IPAM plugins the filter keeps the addresses until the interface is deleted. If the removal fails, the
+    lease stays until `release`, which reports the error.
     """
     if net_conf.ipam_type == "dhcp":
         with suppress(CniError, OSError):
