@@ -4,12 +4,13 @@ from random import Random
 
 import pytest
 
-from agent.policy.evaluator import decide_direction
-from agent.policy.filter_table import EMPTY
+from agent.policy.evaluator import PodConnection, decide_direction
+from agent.policy.filter_table import EMPTY, AcceptRule
 from agent.policy.objects import EGRESS, INGRESS
 from kernel.netfilter.packet import ICMP, ICMPV6, NEW, TCP, UDP, Packet
 from kernel.netfilter.ruleset import read_ruleset
 from podwire.predictions.evaluation import FORWARD, Fate, traverse
+from tests.support.policy_tables import pod, table_of
 from tests.support.policy_world import World
 
 pytestmark = pytest.mark.needs("nft_inet", "br_netfilter", "nft_nat")
@@ -69,3 +70,16 @@ def test_predictions_are_the_evaluators(policed_node, node_filter, seed):
                     assert [event.fate for event in outcome.events] == [Fate.CERTAIN] * (not allowed), connection
                     verdicts[allowed] += 1
     assert min(verdicts.values()) > CASES // 20, verdicts
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_pairs_of_address_and_port(policed_node, node_filter, version):
+    """A set of addresses with ports, of a named port, passes the packets to its pairs only."""
+    source, one, two = (pod(number, version) for number in (1, 2, 3))
+    rule = AcceptRule(version, protocol="udp", pair_set=f"p{version}-1")
+    node_filter.apply(table_of([source], [rule], {f"p{version}-1": {(one, 53), (two, 54)}}, True, False))
+    with policed_node.host.entered():
+        ruleset = read_ruleset()
+        for target, port in ((one, 53), (one, 54), (two, 53), (two, 54)):
+            outcome = traverse(ruleset, packet_of(PodConnection(source, target, "udp", port)), FORWARD)
+            assert (outcome.drop is None) == ((target, port) in {(one, 53), (two, 54)})
