@@ -306,6 +306,24 @@ def test_dropped_packets_are_counted_and_remove_deletes_the_filter(cluster):
     assert reaches(stranger, db)
 
 
+def test_the_tool_names_the_policy(cluster):
+    """`podwire policy why` and `trace` name the policy that denies; doctor has no finding about what it drops."""
+    cluster.policy("shop", "from-clients", FROM_CLIENTS)
+    wait_listed(cluster, "shop")
+    cluster.start("web", "stranger", "other")
+    cluster.start("shop", "db", "db")
+    why = (cluster.node.tool, "policy", "why", "web/stranger", "shop/db:80")
+    denied = cluster.node.done(*why)
+    reason = "policy from-clients of namespace shop isolates it (ingress): no policy allows tcp 80 from stranger"
+    assert (denied.returncode, denied.stdout.count(reason)) == (1, 2), denied
+    trace = cluster.node.done(cluster.node.tool, "trace", "web/stranger", "shop/db:80").stdout
+    assert "network policy from-clients of namespace shop drops it (ingress of shop/db)" in trace
+    assert "look: podwire policy why web/stranger shop/db:80" in trace
+    assert cluster.node.done(cluster.node.tool, "doctor").returncode == 0
+    cluster.schedule("web", "stranger", "client")
+    assert eventually(lambda: cluster.node.done(*why).returncode == 0)
+
+
 @pytest.mark.long
 def test_a_real_server_has_all_three_kinds(real_server):
     """With the rights of deploy/network-policy/ the agent follows all kinds, and learns a namespace's newest policy."""
