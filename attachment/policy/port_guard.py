@@ -11,7 +11,8 @@ in set `ports`, as of networks without networkPolicy, cost one look-up.
         no router advertisement, redirect, VLAN tag or other protocol
     the same table, hook forward: frames to a guarded port from others of the bridge whose destination is the pod's MAC
         and IP address. Policies do not see by whom multicasts, broadcasts and packets to link-local addresses are
-        received, so only ARP, neighbour discovery and DHCP's answers pass. What the node sends passes another hook.
+        received, so only ARP, neighbour discovery and DHCP's answers pass; nor do they know a pod's link-local address,
+        from which only these pass to others of the bridge. Frames from and to the node pass other hooks.
     table inet podwire_guard, hook prerouting, before connection tracking (ptp, where the host is the only neighbour):
         IPv4 and IPv6 in the same way; the host ignores router advertisements and redirects there
 """
@@ -143,17 +144,39 @@ def _delivery_rules() -> tuple[TextRule, ...]:
     discovery = is6 + _protocol(_ICMPV6) + expression.payload(TRANSPORT_HEADER, 0, 1)
     ports = {4: struct.pack(">HH", 67, 68), 6: struct.pack(">HH", 547, 546)}
     dhcp = {version: _protocol(_UDP) + _field((TRANSPORT_HEADER, 0, 4), pair) for version, pair in ports.items()}
-    link_local = expression.payload(NETWORK_HEADER, 24, 2) + expression.bitwise(b"\xff\xc0")
     return (
         TextRule(f"{port} . ip daddr @addresses4 accept", is4 + to4 + ACCEPT),
         TextRule("arp accept", _ether_type(_ARP) + ACCEPT),
         TextRule("icmpv6 type 133-137 accept", discovery + expression.between(EQ, bytes([133]), bytes([137])) + ACCEPT),
         TextRule("udp sport 67 udp dport 68 accept", is4 + dhcp[4] + ACCEPT),
         TextRule("udp sport 547 udp dport 546 accept", is6 + dhcp[6] + ACCEPT),
-        TextRule("ip6 daddr fe80::/10 drop", is6 + link_local + expression.compare(EQ, b"\xfe\x80") + _COUNTED_DROP),
+        TextRule("ip6 daddr fe80::/10 drop", is6 + _is_link_local(_DESTINATION[6]) + _COUNTED_DROP),
         TextRule(f"{port} . ip6 daddr @addresses6 accept", is6 + to6 + ACCEPT),
         TextRule("drop", _COUNTED_DROP),
     )
+
+
+def _link_local_rules() -> tuple[TextRule, ...]:
+    """Returns the rules of what a pod sends to the bridge from its link-local address, which no policy knows."""
+    types = ((130, 137), (143, 143))  # multicast listeners, neighbour discovery
+    load = _protocol(_ICMPV6) + expression.payload(TRANSPORT_HEADER, 0, 1)
+    return (
+        *(
+            TextRule(
+                f"icmpv6 type {first}-{last} return",
+                load + expression.between(EQ, bytes([first]), bytes([last])) + nft_rule.RETURN,
+            )
+            for first, last in types
+        ),
+        TextRule("udp dport 547 return", _protocol(_UDP) + nft_rule.destination_port(547) + nft_rule.RETURN),
+        TextRule("drop", _COUNTED_DROP),
+    )
+
+
+def _is_link_local(field: tuple[int, int, int]) -> bytes:
+    """Matches an address in fe80::/10."""
+    load = expression.payload(field[0], field[1], 2) + expression.bitwise(b"\xff\xc0")
+    return load + expression.compare(EQ, b"\xfe\x80")
 
 
 def _routed_rules() -> tuple[TextRule, ...]:
@@ -183,11 +206,16 @@ def _bridge_guard() -> Guard:
     base = _base(GUARD_BRIDGE_TABLE, (ports, macs, *addresses.values()), _bridge_rules())
     forward = Chain(GUARD_BRIDGE_TABLE, "forward", Hook("filter", _FORWARD, _BEFORE_BR_NETFILTER))
     delivery, rules = Chain(GUARD_BRIDGE_TABLE, "delivery"), _delivery_rules()
-    goto = nft_rule.output_interface_in("ports") + nft_rule.goto(delivery.name)
+    link_local, local_rules = Chain(GUARD_BRIDGE_TABLE, "link-local"), _link_local_rules()
+    from_local = nft_rule.input_interface_in("ports") + _ether_type(_ETHER_TYPE[6]) + _is_link_local(_SOURCE[6])
+    entries = (
+        TextRule("iifname @ports ip6 saddr fe80::/10 jump link-local", from_local + nft_rule.jump(link_local.name)),
+        TextRule("oifname @ports goto delivery", nft_rule.output_interface_in("ports") + nft_rule.goto(delivery.name)),
+    )
     base = base._replace(
-        chains=(*base.chains, delivery, forward),
-        rules={**base.rules, delivery: rules, forward: (TextRule("oifname @ports goto delivery", goto),)},
-        uses={**base.uses, delivery: len(rules) + 1, forward: 1},
+        chains=(*base.chains, delivery, link_local, forward),
+        rules={**base.rules, delivery: rules, link_local: local_rules, forward: entries},
+        uses={**base.uses, delivery: len(rules) + 1, link_local: len(local_rules) + 1, forward: len(entries)},
     )
     return Guard(base, ports, macs, addresses)
 

@@ -84,6 +84,16 @@ def test_neighbours_reach_an_isolated_pod_by_its_addresses_only(guarded_node, no
     assert reaches(guarded_node, way)
 
 
+def test_an_isolated_pod_reaches_no_neighbour_by_its_link_local_address(policed_node, node_filter):
+    """A pod under an egress policy sends from its link-local address to no port of the bridge, guarded or not."""
+    with policed_node.host.entered():
+        port_guard.add(record_of(policed_node, 1))
+    node_filter.apply(deny(pod(1), pod(1, 6), ingress=False))
+    assert not reaches(policed_node, WAYS["link-local"])
+    policed_node.host.run("nft", "flush", "chain", "bridge", "podwire_guard", "link-local")
+    assert reaches(policed_node, WAYS["link-local"])
+
+
 @pytest.mark.parametrize("version", [4, 6])
 def test_guarded_pods_reach_each_other(guarded_node, version):
     """Pods on the bridge reach each other, their Services and themselves, after they forgot their neighbours."""

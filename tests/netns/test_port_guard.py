@@ -131,7 +131,9 @@ def permitted(pods: Pods) -> dict[str, Packet]:
         "IPv4": pods.ether() / IP(src=pods.ip4, dst=pods.receiver4) / ICMP(),
         "IPv6": pods.ether() / IPv6(src=pods.ip6, dst=pods.receiver6) / UDP(sport=1, dport=2),
         "IPv4 multicast": pods.ether("01:00:5e:00:00:fb") / IP(src=pods.ip4, dst="224.0.0.251") / UDP(),
-        "link-local": pods.ether() / IPv6(src=pods.link_local, dst=pods.receiver6) / UDP(sport=1, dport=2),
+        "link-local": pods.ether()
+        / IPv6(src=pods.link_local, dst=pods.receiver6, hlim=255)
+        / ICMPv6ND_NS(tgt=pods.receiver6),
         "DHCP": pods.ether(ALL) / IP(src="0.0.0.0", dst="255.255.255.255") / UDP(sport=68, dport=67) / dhcp,
         "ARP": pods.ether(ALL) / ARP(hwsrc=pods.mac, psrc=pods.ip4, pdst=pods.receiver4),
         "ARP probe": pods.ether(ALL) / ARP(hwsrc=pods.mac, psrc="0.0.0.0", pdst=pods.ip4),
