@@ -69,7 +69,7 @@ class Set:
 
 
 class Signature(NamedTuple):
-    """What the kernel reports of a set: its flags (NFT_SET_*), the type and the length of its key."""
+    """The properties of a set that the kernel reports: flags (NFT_SET_*), type and length of its key."""
 
     flags: int
     type: int

@@ -181,7 +181,7 @@ def test_removal_leaves_nothing(host, host_filter):
 
 
 def test_deletions_in_parallel(host, host_filter):
-    """DELs delete addresses of pods all the time: each change is made without a comparison, and nothing drifts."""
+    """DELs delete addresses of pods all the time: no change needs a comparison, and nothing drifts."""
     tables = [
         SAMPLE,
         SAMPLE._replace(verdicts={**SAMPLE.verdicts, B: Verdict("", "i-1")}),
@@ -307,7 +307,7 @@ def test_sets_changed_in_place(host, host_filter):
     assert host_filter.compare(table) == 0
 
 
-def test_a_failed_change_is_made_up_for(host_filter):
+def test_no_difference_of_a_failed_change_is_lost(host_filter):
     """After a change that fails, the next one compares the whole table, so no difference is lost."""
     addresses = set(ADDRESSES[4][:5])
     chains = {"e-1": ChainContent("", (AcceptRule(4, "s4-1"),))}
