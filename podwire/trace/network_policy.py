@@ -1,8 +1,7 @@
-"""The network policies, or the guard of a pod's port, that dropped a packet: what the agent's chain says of itself."""
+"""The network policies that dropped a packet: what the agent's chain says of itself."""
 
 from __future__ import annotations
 
-from attachment.policy.table import GUARD_TABLE, TABLE
 from cni.address import Address
 from kernel.packet_tap import UDP
 from podwire.trace.exchange import Flow
@@ -16,11 +15,7 @@ _AGENT = "podwire-agent"
 
 def of_rule(rule: MetRule, flow: Flow) -> Suspect | None:
     """Returns the suspect for a rule of network policies that dropped the packet, None for another rule."""
-    table = rule.table.rpartition(" ")[2]
-    if table == GUARD_TABLE.name:
-        text = f"the guard of the pod's port drops it: its source is no address of the pod ({rule.describe()})"
-        return Suspect("port-guard", rule.place, text, rule.describe(), rule.owner, rule.look)
-    if table != TABLE.name or not rule.comment:
+    if not rule.comment:
         return None
     direction, _, rest = rule.comment.partition(" of ")
     namespace, _, policies = rest.partition(": ")
