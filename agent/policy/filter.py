@@ -2,11 +2,12 @@
 
 A transaction takes effect at once, so no packet passes that both the old and the new table deny. The filter compares
 with the table that it applied last. DEL deletes a pod's addresses from the verdict maps, so it reads those before it
-changes them. Other changes of the table are another program's; `compare` finds them, and it runs at the start, when
-the kernel refuses a transaction, and whenever the caller likes.
+changes them. Other changes of the table are another program's; `compare` finds them, and then replaces the whole table.
+It runs at the start, when the kernel refuses a transaction, and whenever the caller likes.
 
 Cost on Linux 6.18 with 240 local pods: 0.06 ms for a pod that joins or leaves a set of 10,000; 2 to 4 ms for a local
-pod or a policy, half of which the kernel checks the chains for loops; 0.35 s for `compare` with 55,000 elements.
+pod or a policy, half of which the kernel checks the chains for loops; with 55,000 elements 0.3 s for `compare`, 0.4 s more if it
+replaces the table.
 """
 
 from __future__ import annotations
@@ -59,20 +60,17 @@ class PolicyFilter:
         self._applied = desired
         return True
 
-    def compare(self, desired: FilterTable) -> int:
-        """Reads the kernel's table whole and makes it equal `desired`; raises KernelError.
+    def compare(self, desired: FilterTable) -> bool:
+        """Reads the kernel's table whole, and replaces it if it does not equal `desired`; raises KernelError.
 
-        Returns the number of changes: 0 if it was equal.
+        Returns whether it was replaced.
         """
         self._applied = None
-        try:
-            number = nft.retry_with_generation(self._socket, lambda generation: self._repair(desired, generation))
-        except KernelError as error:
-            if error.errno not in _CONFLICTS:
-                raise
-            number = self._rebuild(desired)
+        is_equal = filter_reader.equals(self._socket, desired)
+        if not is_equal:
+            self._replace(desired)
         self._applied = desired
-        return number
+        return not is_equal
 
     def is_complete(self) -> bool:
         """Returns whether the base chains exist with their number of rules: not after `nft flush ruleset`, for example.
@@ -104,30 +102,19 @@ class PolicyFilter:
 
         nft.retry_with_generation(self._socket, change)
 
-    def _repair(self, desired: FilterTable, generation: int) -> int:
-        existing = filter_reader.read(self._socket, desired)
-        if not existing.is_usable:
-            return self._rebuild(desired)
-        added, deleted = _differences(existing.table, desired, existing.changes)
-        verdicts = _verdict_requests(filter_reader.read_verdicts(self._socket), desired.verdicts)
-        requests = [*added, *verdicts, *deleted, *existing.foreign]
-        if existing.base_chains:
-            requests = base_table.table_requests(BASE) + requests
-        nft.change(self._socket, *requests, generation=generation)
-        return len(requests)
-
-    def _rebuild(self, desired: FilterTable) -> int:
-        """Replaces the whole table in one transaction; the counters start at 0."""
+    def _replace(self, desired: FilterTable) -> None:
+        """Replaces the whole table in one transaction; the counters of chains that stay keep their numbers."""
+        drops = {name: packets for name, packets in self.drops().items() if name in desired.chains}
         added, _ = _differences(EMPTY, desired, _NO_CHANGES)
-        requests = [
+        nft.change(
+            self._socket,
             nft.table_request(TABLE),  # so that it exists
             nft_table.delete_table_request(TABLE),
             *base_table.table_requests(BASE),
+            *(nft_counter.counter_request(TABLE, filter_rules.counter_of(name), drops[name]) for name in drops),
             *added,
             *_verdict_requests({one: {} for one in BASE.sets}, desired.verdicts),
-        ]
-        nft.change(self._socket, *requests)
-        return len(requests)
+        )
 
 
 def _differences(

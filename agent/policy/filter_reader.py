@@ -1,64 +1,31 @@
-"""Reads the kernel's table of the policy filter as a FilterTable, in the terms of the desired one.
-
-What equals the desired content is the same object in the result, so that comparing both is short. What no FilterTable
-has is listed beside it: base chains that differ, and foreign chains, sets and counters.
-"""
+"""Reads the kernel's table of the policy filter, and compares it with the desired one. This module only reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
 from agent.policy import filter_rules
-from agent.policy.filter_rules import BASE, BASE_SETS
-from agent.policy.filter_table import AcceptRule, ChainContent, FilterTable, SetChange
+from agent.policy.filter_rules import BASE
+from agent.policy.filter_table import FilterTable
 from attachment.policy.table import TABLE
-from kernel.netfilter import nft, nft_counter, nft_interval, nft_map, nft_set, nft_table
-from kernel.netfilter.nft import Chain, NftSocket
+from kernel.netfilter import nft_counter, nft_interval, nft_map, nft_set, nft_table
+from kernel.netfilter.nft import NftSocket
 from kernel.netfilter.nft_rule import is_same_rule
-from kernel.netfilter.nft_set import Set, Signature
-from kernel.netfilter.nft_table import TableContent
-from kernel.rtnl import Request
-
-_OTHER_CONTENT = ChainContent("", (AcceptRule(protocol="?"),))  # equals no desired content
+from kernel.netfilter.nft_set import Set
 
 
-class ExistingFilter(NamedTuple):
-    """The kernel's table: chains and sets of the desired table that exist, and the rest.
-
-    `changes` make the existing sets equal the desired ones. `base_chains` are absent or have other rules. `foreign`
-    requests delete what is not desired. `is_usable` is False if a chain has another hook or a set another type.
-    """
-
-    is_usable: bool
-    table: FilterTable
-    changes: Mapping[str, SetChange]
-    base_chains: tuple[Chain, ...]
-    foreign: list[Request]
-
-
-def read(socket: NftSocket, desired: FilterTable) -> ExistingFilter:
-    """Reads the kernel's table; raises KernelError."""
+def equals(socket: NftSocket, desired: FilterTable) -> bool:
+    """Returns whether the kernel's table has what `desired` has, and nothing else; raises KernelError."""
     content = nft_table.read_table(socket, TABLE)
-    if not _is_usable(content, desired):
-        return ExistingFilter(False, FilterTable({}, {}, {}), {}, BASE.chains, [])
-    chains = {
-        name: expected if _has_rules(content, name, filter_rules.rules_of(name, expected)) else _OTHER_CONTENT
-        for name, expected in desired.chains.items()
-        if name in content.chains
-    }
-    sets = {name: elements for name, elements in desired.sets.items() if name in content.sets}
-    base_chains = tuple(
-        chain
-        for chain, rules in BASE.rules.items()
-        if not _has_rules(content, chain.name, [rule.expressions for rule in rules])
-    )
-    return ExistingFilter(
-        True,
-        FilterTable({}, chains, sets),
-        {name: _compare_set(socket, name, desired) for name in sets},
-        base_chains,
-        _foreign_requests(socket, content, desired),
+    counters = nft_counter.list_counters(socket, TABLE)
+    rules = {chain: [rule.expressions for rule in of_chain] for chain, of_chain in BASE.rules.items()}
+    rules |= {filter_rules.chain_of(name): filter_rules.rules_of(name, of) for name, of in desired.chains.items()}
+    hooks = {chain.name: (chain.hook, False) for chain in rules}
+    return (
+        {name: (chain.hook, chain.drops) for name, chain in content.chains.items()} == hooks
+        and content.sets == {one.name for one in BASE.sets} | desired.sets.keys()
+        and counters.keys() == set(map(filter_rules.counter_of, desired.chains))
+        and all(_are_same(of_chain, content.rules.get(chain.name, [])) for chain, of_chain in rules.items())
+        and read_verdicts(socket) == filter_rules.verdict_elements(desired.verdicts)
+        and all(_has_elements(socket, name, desired) for name in desired.sets)
     )
 
 
@@ -70,42 +37,12 @@ def read_verdicts(socket: NftSocket) -> dict[Set, dict[bytes, str]]:
     }
 
 
-def _is_usable(content: TableContent, desired: FilterTable) -> bool:
-    sets = [*BASE.sets, *map(filter_rules.set_of, desired.sets)]
-    hooks = {chain.name: chain.hook for chain in BASE.chains}
-    return all(content.sets.get(one.name) in (None, Signature.of(one)) for one in sets) and all(
-        chain.hook == hooks.get(name) and not chain.drops for name, chain in content.chains.items()
-    )
+def _are_same(desired: list[bytes], existing: list[bytes]) -> bool:
+    return len(desired) == len(existing) and all(map(is_same_rule, desired, existing))
 
 
-def _has_rules(content: TableContent, chain: str, rules: list[bytes]) -> bool:
-    existing = content.rules.get(chain, [])
-    return chain in content.chains and len(rules) == len(existing) and all(map(is_same_rule, rules, existing))
-
-
-def _compare_set(socket: NftSocket, name: str, desired: FilterTable) -> SetChange:
-    """Returns the difference of the kernel's set from the desired one."""
-    of_kernel = filter_rules.set_of(name)
+def _has_elements(socket: NftSocket, name: str, desired: FilterTable) -> bool:
+    of_kernel, elements = filter_rules.set_of(name), desired.sets[name]
     if of_kernel.interval:
-        ranges = {filter_rules.interval_of(one): one for one in desired.sets[name]}
-        intervals = nft_interval.list_intervals(socket, of_kernel)
-        added = [one for interval, one in ranges.items() if interval not in intervals]
-        return SetChange(added, [filter_rules.range_of(one, of_kernel) for one in intervals - ranges.keys()])
-    elements = {filter_rules.key_of(one): one for one in desired.sets[name]}
-    keys = nft_set.list_keys(socket, of_kernel)
-    added = [one for key, one in elements.items() if key not in keys]
-    return SetChange(added, [filter_rules.element_of(key, of_kernel) for key in keys - elements.keys()])
-
-
-def _foreign_requests(socket: NftSocket, content: TableContent, desired: FilterTable) -> list[Request]:
-    """Returns the requests that delete the chains, sets and counters that are not desired."""
-    base_chains = {chain.name for chain in BASE.chains}
-    chains = [Chain(TABLE, name) for name in content.chains.keys() - base_chains - desired.chains.keys()]
-    sets = [Set(TABLE, name, ()) for name in content.sets.keys() - BASE_SETS - desired.sets.keys()]
-    counters = nft_counter.list_counters(socket, TABLE).keys() - set(map(filter_rules.counter_of, desired.chains))
-    return [
-        *map(nft.flush_chain_request, chains),
-        *map(nft.delete_chain_request, chains),
-        *map(nft_set.delete_set_request, sets),
-        *(nft_counter.delete_counter_request(TABLE, name) for name in counters),
-    ]
+        return nft_interval.list_intervals(socket, of_kernel) == set(map(filter_rules.interval_of, elements))
+    return nft_set.list_keys(socket, of_kernel) == set(map(filter_rules.key_of, elements))

@@ -14,7 +14,6 @@ that it translated through output; the node's packets are accepted there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from ipaddress import ip_address
 
 from agent.policy.filter_table import AcceptRule, ChainContent, Element, Verdict
 from attachment.policy.table import EGRESS, INGRESS, SELF, TABLE
@@ -84,7 +83,6 @@ BASE = BaseTable(
     _RULES,
     {chain: len(rules) for chain, rules in _RULES.items()},
 )
-BASE_SETS = frozenset(one.name for one in BASE.sets)
 
 
 def set_of(name: str) -> Set:
@@ -157,22 +155,6 @@ def interval_of(element: Element) -> Interval:
         raise TypeError("an address is no range")
     first, last = element
     return Interval(int(first), int(last) + 1)
-
-
-def element_of(key: bytes, nft_set: Set) -> Element:
-    """Returns the element with a key, of a set without intervals."""
-    address, *port = nft_set.key
-    first = ip_address(key[: address.size])
-    return (first, int.from_bytes(key[address.size :][:2], "big")) if port else first
-
-
-def range_of(interval: Interval, nft_set: Set) -> Element:
-    """Returns the range of an interval."""
-    first, last = interval.first, interval.end - 1
-    size = nft_set.key[0].size
-    if size == PORT.size:
-        return first, last
-    return ip_address(first.to_bytes(size, "big")), ip_address(last.to_bytes(size, "big"))
 
 
 def verdict_elements(verdicts: Mapping[Address, Verdict]) -> dict[Set, dict[bytes, str]]:

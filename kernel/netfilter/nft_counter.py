@@ -15,12 +15,12 @@ from kernel.wire import Attributes
 _NEWOBJ, _GETOBJ, _DELOBJ = 0xA12, 0xA13, 0xA14
 _COUNTER = 1  # NFT_OBJECT_COUNTER
 _BYTES, _PACKETS = 1, 2  # NFTA_COUNTER_*
-_ZEROS = attribute(_BYTES, bytes(8)) + attribute(_PACKETS, bytes(8))
 
 
-def counter_request(table: Table, name: str) -> Request:
+def counter_request(table: Table, name: str, packets: int = 0) -> Request:
     """Builds the request that creates a counter; an existing one keeps its number."""
-    attributes = [*_named(table, name), ("NFTA_OBJ_DATA", _ZEROS)]
+    content = attribute(_BYTES, bytes(8)) + attribute(_PACKETS, packets.to_bytes(8, "big"))
+    attributes = [*_named(table, name), ("NFTA_OBJ_DATA", content)]
     return _request(f"add counter {table.name} {name}", _NEWOBJ, table, attributes, NLM_F_CREATE)
 
 

@@ -68,25 +68,6 @@ class Set:
         return f"{self.table.name} {self.name}"
 
 
-class Signature(NamedTuple):
-    """The properties of a set that the kernel reports: flags (NFT_SET_*), type and length of its key."""
-
-    flags: int
-    type: int
-    size: int
-
-    @classmethod
-    def of(cls, nft_set: Set) -> Signature:
-        """Returns the signature that a set has after its creation."""
-        return cls(_flags(nft_set), *_type(nft_set))
-
-    @classmethod
-    def parse(cls, message: SetMessage) -> Signature:
-        """Returns the signature of the set in a message."""
-        get = message.get_attr
-        return cls(get("NFTA_SET_FLAGS") or 0, get("NFTA_SET_KEY_TYPE") or 0, get("NFTA_SET_KEY_LEN") or 0)
-
-
 class Element(NamedTuple):
     """An element: its key, and userdata as kernel.netfilter.nft_rule builds and parses it."""
 
@@ -116,7 +97,7 @@ def set_request(nft_set: Set) -> Request:
     attributes: Attributes = [
         ("NFTA_SET_TABLE", nft_set.table.name),
         ("NFTA_SET_NAME", nft_set.name),
-        ("NFTA_SET_FLAGS", _flags(nft_set)),
+        ("NFTA_SET_FLAGS", (_INTERVAL if nft_set.interval else 0) | (_MAP if nft_set.verdicts else 0)),
         ("NFTA_SET_KEY_TYPE", number),
         ("NFTA_SET_KEY_LEN", size),
         *([("NFTA_SET_DATA_TYPE", _VERDICT), ("NFTA_SET_DATA_LEN", 0)] if nft_set.verdicts else ()),
@@ -254,10 +235,6 @@ def _list_contents(socket: NftSocket, nft_set: Set, body_filter: Callable[[bytes
     for message in socket.dump(request, merge_key=id):
         if content := message.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS"):
             yield content
-
-
-def _flags(nft_set: Set) -> int:
-    return (_INTERVAL if nft_set.interval else 0) | (_MAP if nft_set.verdicts else 0)
 
 
 def _type(nft_set: Set) -> tuple[int, int]:

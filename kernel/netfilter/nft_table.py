@@ -10,7 +10,6 @@ from typing import NamedTuple
 from kernel.codec_netfilter import RuleMessage, SetMessage, TableMessage
 from kernel.netfilter import nft_chains
 from kernel.netfilter.nft import ABSENT_ERRNOS, Chain, NftSocket, Table
-from kernel.netfilter.nft_set import Signature
 from kernel.rtnl import NLM_F_DUMP, Request
 from kernel.wire import Attributes
 
@@ -20,11 +19,11 @@ _ANONYMOUS = 1  # NFT_SET_ANONYMOUS
 
 
 class TableContent(NamedTuple):
-    """The chains of a table, the expressions of each chain's rules in order, and its sets with a name."""
+    """The chains of a table, the expressions of each chain's rules in order, and the names of its sets."""
 
     chains: dict[str, Chain]
     rules: dict[str, list[bytes]]
-    sets: dict[str, Signature]
+    sets: set[str]
 
 
 def delete_table_request(table: Table) -> Request:
@@ -52,7 +51,7 @@ def read_table(socket: NftSocket, table: Table) -> TableContent:
         {chain.name: chain for chain in chains if (chain.table.family, chain.table.name) == (table.family, table.name)},
         rules,
         {
-            message.get_attr("NFTA_SET_NAME") or "": Signature.parse(message)
+            message.get_attr("NFTA_SET_NAME") or ""
             for message in sets
             if not (message.get_attr("NFTA_SET_FLAGS") or 0) & _ANONYMOUS
         },

@@ -8,7 +8,7 @@ import pytest
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_counter, nft_expression, nft_map, nft_rule, nft_set, nft_table
 from kernel.netfilter.nft import Chain, Table
-from kernel.netfilter.nft_set import IPV4_ADDRESS, IPV6_ADDRESS, PADDED_PORT, Element, Set, Signature
+from kernel.netfilter.nft_set import IPV4_ADDRESS, IPV6_ADDRESS, PADDED_PORT, Element, Set
 from tests.support.netstate import nft_rules
 
 pytestmark = pytest.mark.needs("nft_inet")
@@ -77,11 +77,11 @@ def test_a_whole_table(netfilter, host):
     host.run("nft", "add rule inet t target tcp dport { 1, 2 } accept")
     content = nft_table.read_table(netfilter, TABLE)
     assert content.chains == {"c": CHAIN, "target": TARGET}
-    assert content.sets == {one.name: Signature.of(one) for one in MAPS.values()}
+    assert content.sets == {one.name for one in MAPS.values()}
     rules = zip(content.rules["c"], (nft_rule.ACCEPT, nft_rule.DROP), strict=True)
     assert all(nft_rule.is_same_rule(desired, existing) for existing, desired in rules)
     nft.change(netfilter, nft_table.delete_table_request(TABLE))
-    assert nft_table.read_table(netfilter, TABLE) == ({}, {}, {})
+    assert nft_table.read_table(netfilter, TABLE) == ({}, {}, set())
     assert "table inet tt {" in nft_rules(host)
 
 
