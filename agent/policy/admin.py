@@ -101,7 +101,7 @@ class PolicyAdmin:
     # ---- in the main thread
 
     def _list(self) -> Document:
-        state, pods = self._state(), list(self._selection.local_pods())
+        state, pods = self._state(), list(self._selection.local.values())
         policies = [each for of_namespace in self._selection.policies.values() for each in of_namespace.values()]
         chains = _chains(state.table, pods)
         return {
@@ -110,7 +110,7 @@ class PolicyAdmin:
                     "namespace": policy.namespace,
                     "name": policy.name,
                     "directions": _directions(policy),
-                    "pods": sum(pod.policies.get(policy.name) is policy for pod in pods),
+                    "pods": len({pod.name for pod in pods if pod.policies.get(policy.name) is policy}),
                     "droppedPackets": sum(n for name, n in state.drops.items() if policy in chains.get(name, ())),
                 }
                 for policy in sorted(policies, key=lambda policy: (policy.namespace, policy.name))
@@ -162,7 +162,7 @@ class PolicyAdmin:
         namespaces = {owner.namespace for owner in owners.values()}
         policies = [each for name in namespaces for each in selection.policies.get(name, {}).values()]
         pods = {address: owner for address, owner in owners.items() if owner.can_have_policies}
-        names = {local.pod.node for local in selection.local_pods() if local.pod}
+        names = {local.pod.node for local in selection.local.values() if local.pod}
         return ClusterState(pods, selection.namespaces, policies, dict.fromkeys(names, _addresses_here()))
 
     def _decide(self, cluster: ClusterState, connection: PodConnection) -> Document:
@@ -177,7 +177,9 @@ class PolicyAdmin:
     def _decide_end(self, cluster: ClusterState, connection: PodConnection, direction: str) -> tuple[bool, str]:
         """Returns whether the pod at one end allows a connection, and why."""
         address = connection.source if direction == EGRESS else connection.destination
-        unknown = next((pod for pod in self._selection.local_pods() if not pod.pod and address in pod.addresses), None)
+        unknown = next(
+            (pod for pod in self._selection.local.values() if not pod.pod and address in pod.addresses), None
+        )
         policies = self._selection.policies.get(unknown.namespace, {}) if unknown else {}
         if unknown and any(policy.rules(direction) is not None for policy in policies.values()):
             what = f"the agent has no object of pod {unknown.name} yet, and its namespace {unknown.namespace}"

@@ -17,7 +17,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from agent.policy.objects import EGRESS, INGRESS, ClusterPod, IpBlock, Namespace, Peer, PodPeer, Policy, PortRange, Rule
+from agent.policy.objects import (
+    EGRESS,
+    EVERY_POD,
+    INGRESS,
+    ClusterPod,
+    IpBlock,
+    Namespace,
+    Peer,
+    PodPeer,
+    Policy,
+    PortRange,
+    Rule,
+)
 from cni.address import Address, format_ip
 
 _NAMED_POLICIES = 3
@@ -145,7 +157,7 @@ def _rule_allows(cluster: ClusterState, rule: Rule, connection: PodConnection, d
         return has_peer
     # The name of a port is that of the destination pod. As egress it matches only a pod that the rule selects as a
     # pod: an ipBlock says nothing of containers.
-    is_named = direction == INGRESS or rule.peers is None or _selects_pod(cluster, rule.peers, address)
+    is_named = direction == INGRESS or _selects_pod(cluster, rule.peers or (EVERY_POD,), address)
     named = destination if is_named else None
     return any(_port_matches(port, connection, named) for port in rule.ports)
 

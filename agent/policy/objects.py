@@ -60,7 +60,7 @@ class ClusterPod(NamedTuple):
 
     @property
     def can_have_policies(self) -> bool:
-        """Whether policies concern the pod: with the host's network it is its node, and a finished one has no address."""
+        """Whether policies concern the pod: on the host's network it is its node, and a finished one has no address."""
         return not (self.host_network or self.is_finished)
 
 
@@ -81,6 +81,9 @@ class PodPeer(NamedTuple):
     def __str__(self) -> str:
         where = f"namespace {self.namespace}" if self.namespaces is None else f"namespaces {self.namespaces}"
         return f"pods {self.pods} of {where}"
+
+
+EVERY_POD = PodPeer("", Selector(), Selector())
 
 
 class IpBlock(NamedTuple):

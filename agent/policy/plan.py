@@ -9,19 +9,27 @@ What did not change stays the same Python object, and the filter skips it.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Set
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple, TypeVar
 
 from agent.policy.filter_table import EMPTY, AcceptRule, ChainContent, Element, FilterTable, SetChange, Verdict
-from agent.policy.objects import EGRESS, INGRESS, LAST_PORT, IpBlock, NamedPort, PodPeer, Policy, PortRange, Rule
-from agent.policy.peer_sets import PeerSets, SetKey, set_keys
+from agent.policy.objects import (
+    EGRESS,
+    EVERY_POD,
+    INGRESS,
+    LAST_PORT,
+    IpBlock,
+    NamedPort,
+    Peer,
+    PodPeer,
+    Policy,
+    PortRange,
+    Rule,
+)
+from agent.policy.peer_sets import PeerSets, SetKey, digest
 from agent.policy.selection import LocalPod, PolicySelection
-from cni.address import Address
 
-_HASH_DIGITS = 24
 _UNKNOWN = "pods whose objects the API server has not sent yet"
 _Range = tuple[int, int]
 V = TypeVar("V")
@@ -41,7 +49,7 @@ class Group(NamedTuple):
     def chain_name(self) -> str:
         """Returns the name of the chain, which stays when the rules of the policies change."""
         names = tuple((policy.namespace, policy.name) for policy in self.policies)
-        return f"{self.direction[0]}-{_digest((names, self.versions, self.ports))}"
+        return f"{self.direction[0]}-{digest((names, self.versions, self.ports))}"
 
     def comment(self) -> str:
         """Returns the comment of the chain."""
@@ -52,43 +60,52 @@ class Group(NamedTuple):
 
 
 class _Chain:
-    """The rules of a group and the sets that they name: those of peers, which change in place, and constant ones."""
+    """The rules of a group, and the sets that they name: those of peers, which change in place, and constant ones."""
 
     def __init__(self, group: Group, peer_sets: PeerSets) -> None:
         self.group, self.name = group, group.chain_name()
-        self._all_peer_sets = peer_sets
-        self.peer_sets: dict[str, Set[Element]] = {}
-        self.constants: dict[str, Set[Element]] = {}
+        self._peer_sets = peer_sets
+        self.sets: dict[str, Set[Element]] = {}
         rules = [each for policy in group.policies for each in policy.rules(group.direction) or ()]
         filter_rules = tuple(dict.fromkeys(each for rule in rules for each in self._filter_rules(rule)))
         self.content = ChainContent(group.comment(), filter_rules)
-        port_sets = {rule.port_set for rule in filter_rules}  # no rule has those of ports whose peers are no address
-        self.constants = {name: each for name, each in self.constants.items() if name[0] != "t" or name in port_sets}
+        names = {name for rule in filter_rules for name in (rule.peer_set, rule.port_set, rule.pair_set) if name}
+        self.sets = {name: self.sets[name] for name in names}  # a named port's rule may have no use for its peers
 
     def _filter_rules(self, rule: Rule) -> Iterator[AcceptRule]:
         port_rules = list(self._port_rules(rule.ports))
-        peers = self._peer_rules(rule.peers) if rule.peers is not None and port_rules else [AcceptRule()]
-        for peer in peers:
+        for each in self._peer_rules(rule.peers) if port_rules else ():
             for ports in port_rules:
-                yield ports._replace(version=peer.version, peer_set=peer.peer_set)
-        for key in set_keys(rule, self.group.direction):
-            for version in self.group.versions if key.port_name else ():
-                name = self._use_peer_set(key, version)
-                yield AcceptRule(version=version, protocol=key.protocol, pair_set=name)
+                yield ports._replace(version=each.version, peer_set=each.peer_set)
+        if self.group.direction == EGRESS:
+            peers = [peer for peer in rule.peers or (EVERY_POD,) if isinstance(peer, PodPeer)]
+            for port in rule.ports or ():
+                if port.name:
+                    yield from self._pair_rules(peers, port)
 
-    def _peer_rules(self, peers: Sequence[object]) -> Iterator[AcceptRule]:
-        blocks = [peer for peer in peers if isinstance(peer, IpBlock)]
+    def _pair_rules(self, peers: Iterable[PodPeer], port: PortRange) -> Iterator[AcceptRule]:
+        for peer in peers:
+            for version in self.group.versions:
+                name = self._use_peers(SetKey(version, peer, port.name, port.protocol))
+                yield AcceptRule(version=version, protocol=port.protocol, pair_set=name)
+
+    def _peer_rules(self, peers: tuple[Peer, ...] | None) -> Iterator[AcceptRule]:
+        if peers is None:
+            yield AcceptRule()
+            return
         for version in self.group.versions:
             for peer in peers:
                 if isinstance(peer, PodPeer):
-                    yield AcceptRule(version, self._use_peer_set(SetKey(peer), version))
-            ranges = _block_ranges([block for block in blocks if block.network.version == version])
+                    yield AcceptRule(version, self._use_peers(SetKey(version, peer)))
+            ranges = _block_ranges(
+                each for each in peers if isinstance(each, IpBlock) and each.network.version == version
+            )
             if ranges:
                 address = IPv4Address if version == 4 else IPv6Address
                 addresses = frozenset((address(first), address(last)) for first, last in ranges)
                 yield AcceptRule(version, self._use_constant(f"b{version}", ranges, addresses))
 
-    def _port_rules(self, ports: Sequence[PortRange] | None) -> Iterator[AcceptRule]:
+    def _port_rules(self, ports: tuple[PortRange, ...] | None) -> Iterator[AcceptRule]:
         if ports is None:
             yield AcceptRule()
         for protocol in sorted({port.protocol for port in ports or ()}):
@@ -107,23 +124,15 @@ class _Chain:
         key = (port.name, port.protocol)
         return [(each.number, each.number) for each in self.group.ports if (each.name, each.protocol) == key]
 
-    def _use_peer_set(self, key: SetKey, version: int) -> str:
-        name = peer_set_name(key, version)
-        self.peer_sets[name] = self._all_peer_sets.elements(key, version)
-        return name
+    def _use_peers(self, key: SetKey) -> str:
+        peer_set = self._peer_sets.get(key)
+        self.sets[peer_set.name] = peer_set.elements
+        return peer_set.name
 
     def _use_constant(self, kind: str, ranges: list[_Range], elements: frozenset[Element]) -> str:
-        name = f"{kind}-{_digest(tuple(ranges))}"
-        self.constants[name] = elements
+        name = f"{kind}-{digest(tuple(ranges))}"
+        self.sets[name] = elements
         return name
-
-
-class _PlacedPod(NamedTuple):
-    """A pod of this node with its chains, none in a direction in which no policy isolates it."""
-
-    addresses: tuple[Address, ...]
-    verdict: Verdict
-    chains: tuple[_Chain, ...]
 
 
 class FilterPlan:
@@ -132,7 +141,7 @@ class FilterPlan:
     def __init__(self, selection: PolicySelection) -> None:
         self._selection = selection
         self._table = EMPTY
-        self._pods: dict[LocalPod, _PlacedPod] = {}
+        self._placed: dict[LocalPod, tuple[_Chain | None, _Chain | None]] = {}  # egress, ingress
         self._chains: dict[str, _Chain] = {}
 
     def update(self) -> tuple[FilterTable, Mapping[str, SetChange]]:
@@ -140,35 +149,31 @@ class FilterPlan:
 
         The caller applies every table that it gets, or compares all of the next one with the kernel.
         """
-        changed, set_changes = self._selection.take_changes()
-        before = self._table.sets
-        for local in changed:
-            self._pods.pop(local, None)
-            if local.records:
-                self._pods[local] = self._place(local)
+        changed = self._selection.take_changes()
         if changed:
-            self._compute()
-        sets = self._table.sets
-        changes = {peer_set_name(*place): change for place, change in set_changes.items()}
-        kept = {name for name in changes if name in sets and before.get(name) is sets[name]}  # others are new objects
-        return self._table, {name: changes[name] for name in kept}
+            self._compute(changed)
+            self._selection.peer_sets.keep(self._table.sets)
+        return self._table, self._selection.peer_sets.take_changes()
 
-    def _compute(self) -> None:
-        pods = self._pods.values()
-        verdicts = {address: pod.verdict for pod in pods if pod.chains for address in pod.addresses}
-        self._chains = {chain.name: chain for pod in pods for chain in pod.chains}
+    def _compute(self, changed: set[LocalPod]) -> None:
+        self._placed = {
+            local: self._place(local) if local in changed else self._placed[local]
+            for local in self._selection.local.values()
+        }
+        verdicts = {
+            address: Verdict(egress.name if egress else "", ingress.name if ingress else "")
+            for local, (egress, ingress) in self._placed.items()
+            if egress or ingress
+            for address in local.addresses
+        }
+        self._chains = {chain.name: chain for chains in self._placed.values() for chain in chains if chain}
         contents = {name: chain.content for name, chain in self._chains.items()}
+        sets = {name: elements for chain in self._chains.values() for name, elements in chain.sets.items()}
         before = self._table
-        sets = {name: each for chain in self._chains.values() for name, each in chain.peer_sets.items()}
-        for chain in self._chains.values():
-            for name, constant in chain.constants.items():
-                sets[name] = before.sets.get(name, constant)  # equal: the name is that of the contents
         self._table = FilterTable(verdicts, _same_if_equal(before.chains, contents), _same_if_equal(before.sets, sets))
 
-    def _place(self, local: LocalPod) -> _PlacedPod:
-        egress, ingress = (self._chain(local, direction) for direction in (EGRESS, INGRESS))
-        verdict = Verdict(egress.name if egress else "", ingress.name if ingress else "")
-        return _PlacedPod(local.addresses, verdict, tuple(chain for chain in (egress, ingress) if chain))
+    def _place(self, local: LocalPod) -> tuple[_Chain | None, _Chain | None]:
+        return self._chain(local, EGRESS), self._chain(local, INGRESS)
 
     def _chain(self, local: LocalPod, direction: str) -> _Chain | None:
         """Returns a pod's chain, which others may have, too; None if no policy isolates the pod in this direction."""
@@ -192,16 +197,6 @@ class FilterPlan:
         versions = tuple(sorted({address.version for address in local.addresses}))
         ports = _ports_named(isolating, local.pod.ports) if direction == INGRESS else ()
         return Group(direction, isolating, versions, ports)
-
-
-def peer_set_name(key: SetKey, version: int) -> str:
-    """Returns the name of the set with a peer's addresses, or with its addresses and the numbers of a named port."""
-    return f"{'p' if key.port_name else 's'}{version}-{_digest(key)}"
-
-
-@lru_cache(maxsize=1 << 13)
-def _digest(content: tuple[object, ...]) -> str:
-    return hashlib.sha256(repr(content).encode()).hexdigest()[:_HASH_DIGITS]
 
 
 def _ports_named(policies: Iterable[Policy], ports: tuple[NamedPort, ...]) -> tuple[NamedPort, ...]:

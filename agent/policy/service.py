@@ -180,9 +180,8 @@ class PolicyService:
         must_poll = False
         for request in self._gate.waiting():
             pod = self._local.by_name.get(request.record)
-            is_decided = pod and (
-                self._selection.is_known(request.record) or pod.namespace not in self._selection.policies
-            )
+            local = self._selection.local.get(request.record)
+            is_decided = pod and ((local and local.pod) or pod.namespace not in self._selection.policies)
             if self._newest and request.revision != 0:
                 must_poll |= not self._reaches(request)
             elif is_decided:
@@ -202,7 +201,8 @@ class PolicyService:
 
     def _count(self) -> None:
         self._metrics.policies.set(sum(map(len, self._selection.policies.values())))
-        self._metrics.pods.set(sum(1 for local in self._selection.local_pods() if local.policies))
+        pods = {(local.namespace, local.name) for local in self._selection.local.values() if local.policies}
+        self._metrics.pods.set(len(pods))
 
     def _check(self) -> None:
         """Looks for what excludes or prevents the enforcement, and reads the counters."""

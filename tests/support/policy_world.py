@@ -155,7 +155,7 @@ class World:
         if old and self.documents.is_one_of(4):
             del self.pods[key]
             self.retired.discard(old.uid)
-            self.selection.remove_pod(*key, old.uid)
+            self.selection.remove_pod(*key)
             return
         uid = old.uid if old and not self.documents.is_one_of(4) else f"u{self.uids + 1}"
         self.uids += 1

@@ -7,6 +7,7 @@ import pytest
 
 from agent.policy.objects import ClusterPod, parse_namespace, parse_policy
 from agent.policy.peer_sets import SetKey
+from agent.policy.plan import FilterPlan
 from agent.policy.selection import PolicySelection
 from tests.support.policy_world import record_of
 
@@ -39,16 +40,22 @@ def selection():
 def peers(selection):
     """Returns the addresses that the policy `any` allows, without the local pod's."""
     (rule,) = selection.policies["shop"]["any"].ingress
-    return selection.peer_sets.elements(SetKey(rule.peers[0]), 4) - {C}
+    return selection.peer_sets.get(SetKey(4, rule.peers[0])).elements - {C}
+
+
+def policies(selection, name):
+    """Returns the names of the policies that select a pod of this node."""
+    selection.take_changes()
+    return [list(local.policies) for local in selection.local.values() if local.name == name]
 
 
 def test_addresses_of_a_local_pod_are_those_of_its_record(selection):
     """A pod of this node is in the sets by its record's addresses before its status has any, and whatever it says."""
     selection.set_local("r1", record(A))
-    assert not selection.is_known("r1")
+    assert not selection.local["r1"].pod
     assert peers(selection) == set()
     selection.set_pod(pod())
-    assert selection.is_known("r1")
+    assert selection.local["r1"].pod
     assert peers(selection) == {A}
     selection.set_pod(pod("web", "u1", B))
     assert peers(selection) == {A}
@@ -90,15 +97,11 @@ def test_pods_of_one_name_differ_by_their_uid(selection):
     selection.set_pod(pod("web", "u1", labels={"app": "old"}))
     selection.set_local("r1", record(A))
     selection.set_pod(pod("web", "u2", labels={"app": "new"}))
-    assert {local.pod.labels["app"] for local in selection.local_pods() if local.name == "web"} == {"old"}
+    assert {local.pod.labels["app"] for local in selection.local.values() if local.name == "web"} == {"old"}
     selection.set_local("r2", record(B, uid="u2", container="c2"))
     assert peers(selection) == {A, B}
     selection.remove_local("r1")
     assert peers(selection) == {B}
-    selection.set_pod(pod("far", "u4", C))
-    selection.set_pod(pod("far", "u5", A))
-    selection.remove_pod("shop", "far", "u4")  # a late event of the first one
-    assert peers(selection) == {A, B}
 
 
 def test_object_that_goes_before_the_record(selection):
@@ -107,14 +110,14 @@ def test_object_that_goes_before_the_record(selection):
     selection.set_local("r1", record(A))
     selection.remove_pod("shop", "web")
     assert peers(selection) == {A}
-    assert [list(local.policies) for local in selection.local_pods() if local.name == "web"] == [["any"]]
+    assert policies(selection, "web") == [["any"]]
 
 
 def test_record_without_uid(selection):
     """A record of a runtime that passes no UID is that of the pod with its name."""
     selection.set_pod(pod("web", "u1", B))
     selection.set_local("r1", record(A, uid=""))
-    assert selection.is_known("r1")
+    assert selection.local["r1"].pod
     assert peers(selection) == {A}
 
 
@@ -139,25 +142,30 @@ def test_finished_and_host_network_pods_are_in_no_set(selection):
         selection.set_pod(pod("web", "u1", A, **keys))
         assert peers(selection) == set()
     selection.set_local("r1", record(A))
-    assert not any(local.policies for local in selection.local_pods() if local.name == "web")
+    assert policies(selection, "web") == [[]]
 
 
 def test_sets_of_policies_that_select_no_local_pod(selection):
     """A policy has sets only while it selects a pod of this node; a pod's labels and the policy can change that."""
+    plan = FilterPlan(selection)
+
+    def sets():
+        """Returns the number of sets, which is that of the table."""
+        assert len(plan.update()[0].sets) == len(selection.peer_sets)
+        return len(selection.peer_sets)
+
     spec = {"podSelector": {"matchLabels": {"app": "db"}}, "egress": [{"to": [{"namespaceSelector": {}}]}]}
     selection.set_policy(policy("db", **spec))
-    assert len(selection.peer_sets) == 1
+    assert sets() == 1
     selection.set_pod(pod("local", "u0", labels={"app": "db"}))
-    assert len(selection.peer_sets) == 2
+    assert sets() == 2
     selection.set_pod(pod("local", "u0", labels={}))
-    selection.take_changes()
-    assert len(selection.peer_sets) == 1
+    assert sets() == 1
     selection.set_policy(policy("db", **{**spec, "podSelector": {}}))
-    assert len(selection.peer_sets) == 2
+    assert sets() == 2
     selection.remove_policy("shop", "db")
     selection.remove_local("r0")
-    selection.take_changes()
-    assert len(selection.peer_sets) == 0
+    assert sets() == 0
     assert list(selection.policies) == ["shop"]
     selection.remove_policy("shop", "any")
     assert not selection.policies
@@ -165,20 +173,19 @@ def test_sets_of_policies_that_select_no_local_pod(selection):
 
 def test_changes_name_the_pods_and_sets_of_an_event(selection):
     """An event that concerns no local pod changes the sets with the pod only, and one that changes nothing no set."""
+    peers(selection)
     selection.take_changes()
     selection.set_pod(pod("web", "u1", A))
-    local, sets = selection.take_changes()
-    assert not local
-    assert [(set(change.added), set(change.removed)) for change in sets.values()] == [({A}, set())]
+    (change,) = selection.peer_sets.take_changes().values()
+    assert (set(change.added), set(change.removed)) == ({A}, set())
     selection.set_pod(pod("web", "u1", A, precedence=5))
     selection.set_pod(pod("web", "u1", A, B))
     selection.set_pod(pod("web", "u1", A))
     selection.remove_pod("shop", "web")
     selection.set_pod(pod("web", "u1", A))
-    assert selection.take_changes() == (set(), {})
+    assert (selection.take_changes(), selection.peer_sets.take_changes()) == (set(), {})
     selection.set_policy(policy("other", podSelector={"matchLabels": {"app": "none"}}))
-    selection.set_local("r0", record(C, name="local", uid="u0", container="c0"))
-    assert [each.name for each in selection.take_changes()[0]] == ["local"]
+    assert [each.name for each in selection.take_changes()] == ["local"]
 
 
 def test_namespace_that_goes_while_its_pods_stay(selection):
