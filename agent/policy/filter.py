@@ -6,8 +6,8 @@ changes them. Other changes of the table are another program's; `compare` finds 
 It runs at the start, when the kernel refuses a transaction, and whenever the caller likes.
 
 Cost on Linux 6.18 with 240 local pods: 0.06 ms for a pod that joins or leaves a set of 10,000; 2 to 4 ms for a local
-pod or a policy, half of which the kernel checks the chains for loops; with 55,000 elements 0.3 s for `compare`, 0.4 s more if it
-replaces the table.
+pod or a policy, half of which the kernel checks the chains for loops; with 55,000 elements 0.3 s for `compare`, and
+0.4 s more if it replaces the table.
 """
 
 from __future__ import annotations
