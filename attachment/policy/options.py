@@ -3,9 +3,10 @@
 One rule: DEL looks for the attachment's record whatever the configuration has by now, and only with a record does
 anything else. So a network without networkPolicy costs ADD nothing, and DEL one failed open(2), GC one listing.
 
-ADD writes the record and guards the port before the pod's interface is up, and waits for podwire-agent as its last
-step: the agent works meanwhile. Removal is one step: one transaction takes the addresses out of the packet filter and
-the guard, then the record is deleted; only then does IPAM release the addresses.
+ADD writes the record, guards the port and waits for podwire-agent before the pod's interface is up: no packet passes
+before the policies are in force, also none of a process that is in the namespace already. Removal is one step: one
+transaction takes the addresses out of the packet filter and the guard, then the record is deleted; only then does IPAM
+release the addresses.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def begin(pod: PodRecord, undo: Undo) -> None:
     port_guard.add(pod)
 
 
-def finish(pod: PodRecord) -> None:
-    """Waits until the policies of the pod are in force; call it as the last step of ADD. Raises CniError(11).
+def wait(pod: PodRecord) -> None:
+    """Waits until the policies of the pod are in force; call it before the interface is up. Raises CniError(11).
 
     A container that Kubernetes did not start has no policies.
     """

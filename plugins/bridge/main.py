@@ -20,7 +20,7 @@ from cni.conf import Attachment, NetConf
 from cni.errors import CniError, Code, run_all, run_status_checks
 from cni.result import Result
 from cni.skel import Plugin
-from kernel import link, modules
+from kernel import link, modules, neighbour
 from kernel.link import Link
 from kernel.netfilter import nft
 from kernel.netns import Netns
@@ -65,6 +65,8 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             if conf.network_policy:
                 pod = policy.build_record(args, net_conf, result, host_veth.name, container_veth.mac, BRIDGE)
                 policy.begin(pod, undo)
+                policy.wait(pod)
+                _drop_waiting_packets(host, bridge, conf, result)
             _bring_up(sandbox, container_veth, conf, result)
             if not conf.container_interface_down:
                 veth.wait_carrier(host, host_veth, "bridge port")
@@ -79,8 +81,6 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             mtu.ensure_bridge_mtu(host, bridge, bridge_mtu)
             if conf.ipam_type:
                 sandbox.announce(container_veth)
-        if conf.network_policy:
-            policy.finish(pod)
         return replace(result, dns=conf.dns or result.dns)
 
 
@@ -244,6 +244,12 @@ def _add_mac_spoof_check(args: CmdArgs, net_conf: NetConf, host_veth: Link, cont
 def _mac_spoof_removal_step(args: CmdArgs, net_conf: NetConf) -> Callable[[nft.NftSocket], None]:
     """Returns the step that removes the attachment's MAC spoof check."""
     return lambda socket: mac_spoof.remove_rules(socket, net_conf.name, args.container_id, args.ifname)
+
+
+def _drop_waiting_packets(host: Socket, bridge: Link, conf: BridgeConf, result: Result) -> None:
+    """Drops packets that wait on the host for the pod's MAC address: they were forwarded before its policies held."""
+    if gateway_link := get_gateway_link(host, bridge, conf):
+        host.change(*(neighbour.delete_request(gateway_link, ip.address.ip) for ip in result.ips))
 
 
 def _bring_up(sandbox: Sandbox, container_veth: Link, conf: BridgeConf, result: Result) -> None:

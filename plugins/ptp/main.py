@@ -60,6 +60,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             if conf.network_policy:
                 pod = policy.build_record(args, net_conf, result, host_veth.name, container_veth.mac, ROUTED)
                 policy.begin(pod, undo)
+                policy.wait(pod)
             if conf.ipam_type:
                 routed.configure_host(host, host_veth, result)
                 sandbox.configure(container_veth, replace(result, routes=()), dad=False)
@@ -70,8 +71,6 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             sandbox.get_link()  # reading it updates its carrier, without which IPv6 does not send
             if conf.masquerade:
                 conf.masquerade.add(args, net_conf, result, sandbox, undo)
-        if conf.network_policy:
-            policy.finish(pod)
         return result if conf.dns is None else replace(result, dns=conf.dns)
 
 
