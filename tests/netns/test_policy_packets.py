@@ -3,94 +3,19 @@
 tests/support/policy_packets.py has the node, test_policy_base_rules.py the rules that all pods share.
 """
 
-from ipaddress import ip_address
 from random import Random
 
 import pytest
 
-from agent.policy.evaluator import PodConnection, decide_direction
+from agent.policy.evaluator import PodConnection
 from agent.policy.filter_table import EMPTY, AcceptRule, ChainContent, FilterTable, Verdict
-from agent.policy.objects import EGRESS, INGRESS
 from tests.support.policy_packets import REMOTE
 from tests.support.policy_tables import NODE, SERVICE, deny, pod, proxy, table_of
-from tests.support.policy_world import World
+from tests.support.policy_world import KernelWorld
 
 pytestmark = pytest.mark.needs("nft_inet", "br_netfilter", "nft_nat")
 
 CASES = 2_000
-HOST4, OTHER4, THIRD4, HOST6 = REMOTE
-
-
-# The peer (a pod's number, "remote", "other": a host outside the block, "node"), protocol, port, whether it passes.
-EXPECTED = [
-    *((1, "tcp", 80, True), (8, "tcp", 80, True), (1, "tcp", 81, False), (1, "udp", 80, False), (1, "icmp", 0, False)),
-    *((4, "tcp", 80, False), (10, "tcp", 80, False), (3, "icmp", 0, True), (3, "sctp", 9, True), (3, "tcp", 1, True)),
-    *(("remote", "udp", 8000, True), ("remote", "udp", 8010, True), ("remote", "udp", 7999, False)),
-    *(("remote", "udp", 8011, False), ("remote", "tcp", 8005, False), ("remote", "icmp", 0, False)),
-    *(("other", "udp", 8005, False), ("other", "sctp", 80, True)),
-    *((4, "sctp", 1, True), (4, "sctp", 5, True), (4, "sctp", 6, False), (10, "sctp", 80, True), (4, "tcp", 5, False)),
-    *(("node", "tcp", 22, True), ("node", "udp", 9, True), ("node", "icmp", 0, True), ("node", "sctp", 1, True)),
-]
-NAMED = [
-    (5, "udp", 53, True),
-    (5, "udp", 54, False),
-    (5, "tcp", 53, False),
-    (11, "udp", 54, True),
-    (11, "udp", 53, False),
-]
-
-
-@pytest.mark.parametrize("subject", [2, 9])
-@pytest.mark.parametrize("direction", [EGRESS, INGRESS])
-@pytest.mark.parametrize("version", [4, 6])
-def test_rules(policed_node, node_filter, direction, subject, version):
-    """A chain accepts what one of its rules matches: peers, blocks, ports, ranges, named ports; and always the node."""
-    peers = {"remote": THIRD4, "other": OTHER4, "node": NODE[4]} if version == 4 else {"remote": HOST6, "node": NODE[6]}
-    peers |= {number: pod(number, version) for number in range(1, 13)}
-    block = (ip_address("203.0.113.0"), ip_address("203.0.113.9")) if version == 4 else (HOST6, HOST6)
-    rules = [
-        AcceptRule(version, f"s{version}-1", "tcp", (80, 80)),
-        AcceptRule(version, f"s{version}-2"),
-        AcceptRule(version, f"b{version}-1", "udp", (8000, 8010)),
-        AcceptRule(0, "", "sctp", None, "t-1"),
-        *([AcceptRule(version, protocol="udp", pair_set=f"p{version}-1")] if direction == EGRESS else ()),
-    ]
-    sets = {
-        f"s{version}-1": {peers[1], peers[8]},
-        f"s{version}-2": {peers[3]},
-        f"b{version}-1": {block},
-        "t-1": {(1, 5), (80, 80)},
-        f"p{version}-1": {(peers[5], 53), (peers[11], 54)},
-    }
-    is_egress = direction == EGRESS
-    node_filter.apply(table_of([peers[subject]], rules, sets, is_egress, not is_egress))
-    cases = [case for case in EXPECTED + NAMED * is_egress if case[0] in peers]
-    ends = [(peers[subject], peers[peer])[:: 1 if is_egress else -1] for peer, *_ in cases]
-    connections = [
-        PodConnection(*pair, protocol, port) for pair, (_, protocol, port, _) in zip(ends, cases, strict=True)
-    ]
-    assert [(*case[:3], passed) for case, passed in zip(cases, policed_node.passed(*connections), strict=True)] == cases
-    denied = len([case for case in cases if not case[3]])
-    assert node_filter.drops() == {f"{direction[0]}-1": denied}
-    assert all(
-        policed_node.passed(*(PodConnection(*reversed(each[:2]), *each[2:]) for each in connections))
-    )  # not isolated
-
-
-@pytest.mark.parametrize("version", [4, 6])
-def test_both_ends_must_allow(policed_node, node_filter, version):
-    """A connection passes if the egress of its source and the ingress of its destination accept it, not only one."""
-    source, destination = pod(1, version), pod(2, version)
-    allowed, denied = (AcceptRule(protocol="tcp", ports=(80, 80)),), ()
-    for egress, ingress in ((allowed, allowed), (allowed, denied), (denied, allowed)):
-        table = FilterTable(
-            {source: Verdict("e-1", ""), destination: Verdict("", "i-1")},
-            {"e-1": ChainContent("", egress), "i-1": ChainContent("", ingress)},
-            {},
-        )
-        node_filter.apply(table)
-        connections = (PodConnection(source, destination, "tcp", port) for port in (80, 81))
-        assert policed_node.passed(*connections) == [bool(egress and ingress), False]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -109,7 +34,7 @@ def test_kernel_and_evaluator_agree(policed_node, node_filter, seed):
         expected = {}
         cluster = world.cluster()
         for connection in (world.connection() for _ in range(300)):
-            decisions = world.decide(cluster, connection)
+            decisions = world.decisions(cluster, connection)
             if any(each.policies for each in decisions):
                 expected[connection] = all(each.allowed for each in decisions)
         passed = dict(zip(expected, policed_node.passed(*expected), strict=True))
@@ -118,34 +43,6 @@ def test_kernel_and_evaluator_agree(policed_node, node_filter, seed):
             verdicts[allowed] += 1
     assert node_filter.compare(world.table) == 0
     assert min(verdicts.values()) > CASES // 50, verdicts
-
-
-class KernelWorld(World):
-    """A random cluster whose node's filter is the kernel's."""
-
-    def __init__(self, random, node_filter):
-        super().__init__(random)
-        self.node_filter = node_filter
-        node_filter.compare(EMPTY)
-
-    def update(self):
-        """Applies the changes of the plan."""
-        self.table, changes = self.plan.update()
-        assert self.node_filter.apply(self.table, changes)
-
-    def decide(self, cluster, connection):
-        """Returns the evaluator's decisions at the ends on this node.
-
-        None for a pod that reaches itself, which no packet leaves, and while an end's object is not known.
-        """
-        decisions = []
-        pods = {address: self.last_pods[name] for name, record in self.records.items() for address in record.addresses}
-        for end, direction in ((connection.source, EGRESS), (connection.destination, INGRESS)):
-            if connection.source == connection.destination or pods.get(end, self) is None:
-                return []
-            if end in pods:
-                decisions.append(decide_direction(cluster, connection, direction))
-        return decisions
 
 
 @pytest.mark.parametrize("version", [4, 6])

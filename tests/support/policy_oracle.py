@@ -5,6 +5,7 @@ documents; it shares no code and no values with the agent, and prefers the obvio
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from ipaddress import ip_address, ip_network
 from typing import Any, NamedTuple
 
@@ -44,19 +45,38 @@ def pod_at(documents: Sequence[Document], address: str) -> Document | None:
     """Returns the pod that has an address.
 
     "Pods in phase Succeeded or Failed keep status.podIP while the address is allocated to another pod: they are no
-    subject and no peer." "hostNetwork pods are their node." A terminating pod is a pod as any other.
+    subject and no peer." "hostNetwork pods are their node." A terminating pod is a pod as any other, until the kubelet
+    gives its address to the next one: of several pods with an address it belongs to the youngest.
     """
-    for pod in of_kind(documents, "Pod"):
-        is_finished = pod["status"].get("phase") in ("Succeeded", "Failed")
-        if not is_finished and not pod["spec"].get("hostNetwork") and _has_address(pod, address):
-            return pod
-    return None
+    holders = [
+        pod
+        for pod in of_kind(documents, "Pod")
+        if pod["status"].get("phase") not in ("Succeeded", "Failed")
+        and not pod["spec"].get("hostNetwork")
+        and _has_address(pod, address)
+    ]
+    return max(holders, key=_age, default=None)
+
+
+def _age(pod: Document) -> tuple[str, str]:
+    metadata = pod["metadata"]
+    return "" if metadata.get("deletionTimestamp") else metadata.get("creationTimestamp", ""), metadata["uid"]
 
 
 def _has_address(pod: Document, address: str) -> bool:
     """Returns whether an address is one of a pod's: "podIPs holds the IP addresses allocated to the pod"."""
     texts = [entry["ip"] for entry in pod["status"].get("podIPs") or []] + [pod["status"].get("podIP")]
-    return any(text and ip_address(text) == ip_address(address) for text in texts)
+    return any(text and _is_same(text, address) for text in texts)
+
+
+@cache
+def _is_same(one: str, other: str) -> bool:
+    return ip_address(one) == ip_address(other)
+
+
+@cache
+def _is_in(address: str, network: str) -> bool:
+    return ip_address(address) in ip_network(network, strict=False)
 
 
 def _may(documents: Sequence[Document], pod: Document, direction: str, connection: Connection) -> bool:
@@ -78,7 +98,7 @@ def _is_node_of(documents: Sequence[Document], pod: Document, address: str) -> b
     for node in of_kind(documents, "Node"):
         if node["metadata"]["name"] == pod["spec"].get("nodeName"):
             texts = [each["address"] for each in node["status"]["addresses"] if each["type"].endswith("IP")]
-            return any(ip_address(text) == ip_address(address) for text in texts)
+            return any(_is_same(text, address) for text in texts)
     return False
 
 
@@ -137,11 +157,7 @@ def _is_peer(documents: Sequence[Document], policy: Document, peer: Document, ad
 
 def _is_in_block(block: Document, address: str) -> bool:
     """Returns whether a block contains an address: "except describes CIDRs that should not be included"."""
-
-    def contains(network: str) -> bool:
-        return ip_address(address) in ip_network(network, strict=False)
-
-    return contains(block["cidr"]) and not any(contains(network) for network in block.get("except") or [])
+    return _is_in(address, block["cidr"]) and not any(_is_in(address, each) for each in block.get("except") or [])
 
 
 def _selects(selector: Document, document: Document) -> bool:

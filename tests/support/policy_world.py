@@ -4,15 +4,17 @@ The world computes by itself what the cluster is after each event, so that the e
 selection. Names, labels and addresses are few: selectors match, and pods get each other's addresses.
 """
 
+from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import Any
 
-from agent.policy.evaluator import ClusterState, PodConnection, pods_by_address
+from agent.policy.evaluator import ClusterState, PodConnection, decide_direction, pods_by_address
 from agent.policy.filter_table import EMPTY
-from agent.policy.objects import parse_namespace, parse_pod, parse_policy
+from agent.policy.objects import EGRESS, INGRESS, parse_namespace, parse_pod, parse_policy
 from agent.policy.plan import FilterPlan
 from agent.policy.selection import PolicySelection
 from attachment.policy.records import PodRecord
+from tests.support.policy_oracle import Document, of_kind
 
 NODE = "n1"
 NODES = {"n1": frozenset(map(ip_address, ("192.0.2.1", "fd00::1"))), "n2": frozenset({ip_address("192.0.2.2")})}
@@ -25,12 +27,33 @@ PORT_NAMES = ("http", "dns")
 PORTS = (53, 80, 81, 443)
 LABELS = {"app": ("a", "b", "c"), "tier": ("x", "y"), "env": ("",)}
 ADDRESSES = [(f"10.0.0.{n}", f"fd00:1::{n}") for n in range(1, 13)]
-BLOCKS = ("10.0.0.0/28", "10.0.0.4/30", "10.0.0.6/32", "0.0.0.0/0", "198.51.100.0/24", "fd00:1::/125", "::/0")
+BLOCKS = ("10.0.0.5/28", "10.0.0.4/30", "10.0.0.6/32", "0.0.0.0/0", "198.51.100.0/24", "FD00:1:0::/125", "::/0")
+_CHANGES = (("metadata", "labels"), ("metadata", "creationTimestamp"), ("metadata", "deletionTimestamp"),
+            ("spec", "containers"), ("status", ""))  # fmt: skip
 
 
 def record_of(namespace, name, uid, addresses, container="c"):
     """Returns the record of a pod on this node."""
     return PodRecord("boot", namespace, name, uid, "net", container, "eth0", "veth0", "", tuple(addresses), "bridge")
+
+
+def node_documents() -> list[Document]:
+    """Returns the documents of the nodes."""
+    return [
+        {"kind": "Node", "metadata": {"name": name},
+         "status": {"addresses": [{"type": "InternalIP", "address": str(each)} for each in addresses]}}
+        for name, addresses in NODES.items()
+    ]  # fmt: skip
+
+
+def parsed(documents: Sequence[Document]) -> ClusterState:
+    """Returns a cluster as the agent reads it."""
+    return ClusterState(
+        pods_by_address(map(parse_pod, of_kind(documents, "Pod"))),
+        {each["metadata"]["name"]: parse_namespace(each) for each in of_kind(documents, "Namespace")},
+        [parse_policy(policy) for policy in of_kind(documents, "NetworkPolicy")],
+        NODES,
+    )
 
 
 class Documents:
@@ -46,24 +69,29 @@ class Documents:
         return {key: self.random.choice(values) for key, values in LABELS.items() if not self.is_one_of(3)}
 
     def namespace(self, name):
-        return {"metadata": {"name": name, "labels": self.labels()}}
+        return {"kind": "Namespace", "metadata": {"name": name, "labels": self.labels()}}
 
     def pod(self, namespace, name, uid):
         random = self.random
         addresses = random.choice(ADDRESSES)[: random.choice((1, 2, 2))]
-        ports = [
-            {"name": random.choice(PORT_NAMES), "containerPort": random.choice(PORTS), "protocol": protocol}
-            for protocol in random.choices(PROTOCOLS, k=random.choice((0, 1, 2)))
-        ]
+        listed = len(addresses) > 1 or self.is_one_of(2)
+        main, second, init = ([self.container_port()] if self.is_one_of(2) else [] for _ in range(3))
         return {
+            "kind": "Pod",
             "metadata": {"namespace": namespace, "name": name, "uid": uid, "labels": self.labels()}
             | {"creationTimestamp": f"2026-11-29T00:00:{random.randrange(60):02}Z"}
             | ({"deletionTimestamp": "2026-11-29T01:00:00Z"} if self.is_one_of(8) else {}),
             "spec": {"nodeName": NODE if name in LOCAL_NAMES else "n2", "hostNetwork": self.is_one_of(9)}
-            | {"containers": [{"ports": ports[:1]}, {"ports": ports[1:]}]},
-            "status": {"podIP": addresses[0], "podIPs": [{"ip": address} for address in addresses]}
-            | {"phase": random.choice(("Pending", "Running", "Running", "Running", "Running", "Succeeded"))},
+            | {"containers": [{"ports": main}, {"ports": second}]}
+            | {"initContainers": [{"ports": init, **random.choice(({}, {"restartPolicy": "Always"}))}]},
+            "status": {"podIP": addresses[0], "podIPs": [{"ip": each} for each in addresses] if listed else None}
+            | {"phase": random.choice(("Pending", *["Running"] * 6, "Succeeded", "Failed"))},
         }
+
+    def container_port(self):
+        random = self.random
+        port = {"name": random.choice(PORT_NAMES), "containerPort": random.choice(PORTS)}
+        return port | random.choice([{}, *({"protocol": protocol} for protocol in PROTOCOLS)])
 
     def selector(self):
         random = self.random
@@ -82,6 +110,8 @@ class Documents:
         port = {"protocol": random.choice(PROTOCOLS), "port": random.choice((*PORTS, *PORT_NAMES, None))}
         if isinstance(port["port"], int) and self.is_one_of(3):
             port["endPort"] = port["port"] + random.choice((0, 1, 400))
+        if self.is_one_of(6):
+            del port["protocol"]
         return port
 
     def peer(self):
@@ -101,30 +131,45 @@ class Documents:
             }
             for _ in range(number)
         ]
-        return [{key: value for key, value in rule.items() if value or self.is_one_of(2)} for rule in rules]
+        return [{key: value or None for key, value in rule.items() if value or self.is_one_of(2)} for rule in rules]
 
     def policy(self, namespace, name):
-        types = self.random.choice((["Ingress"], ["Egress"], ["Ingress", "Egress"], []))
+        types = self.random.choice((["Ingress"], ["Egress"], ["Ingress", "Egress"], [], None))
         spec: dict[str, Any] = {"podSelector": self.selector(), "policyTypes": types}
         for key, peers_key in (("ingress", "from"), ("egress", "to")):
             if not self.is_one_of(5):
                 spec[key] = self.rules(peers_key)
-        return {"metadata": {"namespace": namespace, "name": name}, "spec": spec}
+        return {"kind": "NetworkPolicy", "metadata": {"namespace": namespace, "name": name}, "spec": spec}
 
 
 class World:
     """A cluster that changes at random, with the selection and the plan of one node, which get its events."""
 
     def __init__(self, random):
-        self.random, self.documents = random, Documents(random)
+        self.random, self.new = random, Documents(random)
         self.selection = PolicySelection()
         self.plan = FilterPlan(self.selection)
         self.table = EMPTY
         self.kernel: dict[str, set[Any]] = {}  # the sets, only by the differences that the plan reports
         self.pods, self.namespaces, self.policies, self.records = {}, {}, {}, {}
-        self.last_pods = {}  # by record: the object that the pod has or had
+        self.last_pods = {}  # by record: the document that the pod has or had
         self.retired = set()
         self.uids = 0
+
+    def add(self, document):
+        """Adds an object; a running pod of this node also gets its record."""
+        metadata, kind = document["metadata"], document["kind"]
+        if kind == "Namespace":
+            self.selection.set_namespace(parse_namespace(document))
+        elif kind == "NetworkPolicy":
+            self.selection.set_policy(parse_policy(document))
+        elif kind == "Pod":
+            pod = parse_pod(document)
+            self.selection.set_pod(pod)
+            if pod.node == NODE and pod.can_have_policies:
+                record = record_of(pod.namespace, pod.name, pod.uid, pod.addresses, metadata["uid"])
+                self.records[record.file_name], self.last_pods[record.file_name] = record, document
+                self.selection.set_local(record.file_name, record)
 
     def change(self):
         """Makes a random event."""
@@ -133,66 +178,73 @@ class World:
         random.choice(kinds)(random.choice(NAMESPACES))
 
     def change_namespace(self, name):
-        if name in self.namespaces and self.documents.is_one_of(4):
+        if name in self.namespaces and self.new.is_one_of(4):
             del self.namespaces[name]
             self.selection.remove_namespace(name)
         else:
-            self.namespaces[name] = parse_namespace(self.documents.namespace(name))
-            self.selection.set_namespace(self.namespaces[name])
+            self.namespaces[name] = self.new.namespace(name)
+            self.selection.set_namespace(parse_namespace(self.namespaces[name]))
 
     def change_policy(self, namespace):
         name = self.random.choice(("one", "two", "three"))
-        if (namespace, name) in self.policies and self.documents.is_one_of(3):
+        if (namespace, name) in self.policies and self.new.is_one_of(3):
             del self.policies[namespace, name]
             self.selection.remove_policy(namespace, name)
         else:
-            policy = self.policies[namespace, name] = parse_policy(self.documents.policy(namespace, name))
-            self.selection.set_policy(policy)
+            self.policies[namespace, name] = self.new.policy(namespace, name)
+            self.selection.set_policy(parse_policy(self.policies[namespace, name]))
 
     def change_pod(self, namespace):
         key = (namespace, self.random.choice(POD_NAMES))
         old = self.pods.get(key)
-        if old and self.documents.is_one_of(4):
+        old_uid = old["metadata"]["uid"] if old else ""
+        if old and self.new.is_one_of(4):
             del self.pods[key]
-            self.retired.discard(old.uid)
+            self.retired.discard(old_uid)
             self.selection.remove_pod(*key)
             return
-        uid = old.uid if old and not self.documents.is_one_of(4) else f"u{self.uids + 1}"
+        uid = old_uid if old and not self.new.is_one_of(4) else f"u{self.uids + 1}"
         self.uids += 1
-        pod = parse_pod(self.documents.pod(*key, uid))
-        if old is not None and old.uid == uid:  # one field changes
-            field = self.random.choice(("labels", "addresses", "is_finished", "ports", "precedence"))
-            pod = old._replace(**{field: getattr(pod, field)})
+        pod = self.new.pod(*key, uid)
+        if old and old_uid == uid:  # one field changes
+            section, field = self.random.choice(_CHANGES)
+            pod = old | {section: old[section] | {field: pod[section].get(field)} if field else pod[section]}
         self.pods[key] = pod
-        if old is not None and old.uid != pod.uid:
-            self.retired.discard(old.uid)
-        self.selection.set_pod(pod)
+        if old_uid != uid:
+            self.retired.discard(old_uid)
+        self.selection.set_pod(parse_pod(pod))
         for name, record in self.records.items():
-            if (record.namespace, record.pod) == key and record.uid in ("", pod.uid):
+            if (record.namespace, record.pod) == key and record.uid in ("", uid):
                 self.last_pods[name] = pod
 
     def change_record(self, namespace):
         random = self.random
-        if self.records and self.documents.is_one_of(3):
+        free = sorted({*ADDRESSES} - {tuple(map(str, record.addresses)) for record in self.records.values()})
+        if self.records and (self.new.is_one_of(3) or not free):
             self.remove_record(random.choice(sorted(self.records)))
             return
-        free = sorted({*ADDRESSES} - {tuple(map(str, record.addresses)) for record in self.records.values()})
         name = random.choice(LOCAL_NAMES)
         pod = self.pods.get((namespace, name))
-        uid = random.choice((pod.uid, pod.uid, pod.uid, "", "later")) if pod else random.choice(("later", ""))
-        record = record_of(namespace, name, uid, map(ip_address, random.choice(free)), f"c{namespace}{name}")
-        if any((each.namespace, each.pod) == (namespace, name) for each in self.records.values()):
+        known_uid = pod["metadata"]["uid"] if pod else "later"
+        uid = random.choice((known_uid, known_uid, known_uid, "", "later"))
+        record = record_of(namespace, name, uid, map(ip_address, random.choice(free)), f"c{self.uids}")
+        self.uids += 1
+        same_name = {each.uid for each in self.records.values() if (each.namespace, each.pod) == (namespace, name)}
+        if "" in same_name or (same_name and not uid):  # no runtime passes the UID to some ADDs only
             return
         self.records[record.file_name] = record
-        self.last_pods[record.file_name] = pod if pod and uid in ("", pod.uid) else None
+        self.last_pods[record.file_name] = pod if pod and uid in ("", known_uid) else None
         self.selection.set_local(record.file_name, record)
 
     def remove_record(self, name):
         record = self.records.pop(name)
         self.last_pods.pop(name)
         pod = self.pods.get((record.namespace, record.pod))
-        if pod is not None and record.uid in ("", pod.uid):
-            self.retired.add(pod.uid)
+        others = {
+            each.uid for each in self.records.values() if (each.namespace, each.pod) == (record.namespace, record.pod)
+        }
+        if pod is not None and record.uid in ("", pod["metadata"]["uid"]) and record.uid not in others:
+            self.retired.add(pod["metadata"]["uid"])
         self.selection.remove_local(name)
 
     def update(self):
@@ -208,17 +260,40 @@ class World:
         for name in self.kernel.keys() - self.table.sets.keys():
             del self.kernel[name]
 
-    def cluster(self):
-        """Returns the cluster for the evaluator, from the objects and records."""
-        recorded = {address for record in self.records.values() for address in record.addresses}
-        known = {name: pod for name, pod in self.last_pods.items() if pod is not None}
+    def documents(self) -> list[Document]:
+        """Returns the cluster as the API would have it: the addresses of records are in their pods' status only."""
+        recorded = {str(address) for record in self.records.values() for address in record.addresses}
+        known: dict[str, list[Any]] = {}  # by UID: the document, and the addresses of the pod's records
+        for name, pod in self.last_pods.items():
+            if pod is not None:
+                known.setdefault(pod["metadata"]["uid"], [pod]).extend(map(str, self.records[name].addresses))
+        gone = self.retired | known.keys()
         pods = [
-            pod._replace(addresses=tuple(address for address in pod.addresses if address not in recorded))
+            _with_addresses(pod, [each for each in _addresses(pod) if each not in recorded])
             for pod in self.pods.values()
-            if pod.uid not in self.retired and pod.uid not in {each.uid for each in known.values()}
+            if pod["metadata"]["uid"] not in gone
         ]
-        pods += [pod._replace(addresses=self.records[name].addresses) for name, pod in known.items()]
-        return ClusterState(pods_by_address(pods), self.namespaces, tuple(self.policies.values()), NODES)
+        pods += [_with_addresses(pod, addresses) for pod, *addresses in known.values()]
+        return [*node_documents(), *self.namespaces.values(), *pods, *self.policies.values()]
+
+    def cluster(self):
+        """Returns the cluster for the evaluator."""
+        return parsed(self.documents())
+
+    def known_addresses(self):
+        """Returns the addresses of this node's pods whose objects are known."""
+        return {each for name, one in self.records.items() if self.last_pods[name] for each in one.addresses}
+
+    def decisions(self, cluster, connection):
+        """Returns the evaluator's decisions at the ends on this node.
+
+        None for a pod that reaches itself, which no packet leaves, and while an end's object is not known.
+        """
+        local = {address for record in self.records.values() for address in record.addresses}
+        ends = [(end, way) for end, way in zip(connection, (EGRESS, INGRESS), strict=False) if end in local]
+        if connection.source == connection.destination or not {end for end, _ in ends} <= self.known_addresses():
+            return []
+        return [decide_direction(cluster, connection, way) for _, way in ends]
 
     def connection(self):
         """Returns a random connection, one end of which is often a pod of this node."""
@@ -235,6 +310,29 @@ class World:
         return PodConnection(
             ends[0], ends[1], protocol, 0 if protocol == "icmp" else random.choice((*PORTS, 444, 8080))
         )
+
+
+class KernelWorld(World):
+    """A random cluster whose node's filter is the kernel's."""
+
+    def __init__(self, random, node_filter):
+        super().__init__(random)
+        self.node_filter = node_filter
+        node_filter.compare(EMPTY)
+
+    def update(self):
+        """Applies the changes of the plan."""
+        self.table, changes = self.plan.update()
+        assert self.node_filter.apply(self.table, changes)
+
+
+def _addresses(pod):
+    status = pod["status"]
+    return [each["ip"] for each in status["podIPs"]] if status["podIPs"] else [status["podIP"]]
+
+
+def _with_addresses(pod, addresses):
+    return pod | {"status": pod["status"] | {"podIP": "", "podIPs": [{"ip": each} for each in addresses]}}
 
 
 def accepts(table, sets, connection, direction):
