@@ -16,7 +16,7 @@ def equals(socket: NftSocket, desired: FilterTable) -> bool:
     """Returns whether the kernel's table has what `desired` has, and nothing else; raises KernelError."""
     content = nft_table.read_table(socket, TABLE)
     counters = nft_counter.list_counters(socket, TABLE)
-    rules = {chain: [rule.expressions for rule in of_chain] for chain, of_chain in BASE.rules.items()}
+    rules = {chain: list(of_chain.values()) for chain, of_chain in BASE.rules.items()}
     rules |= {filter_rules.chain_of(name): filter_rules.rules_of(name, of) for name, of in desired.chains.items()}
     hooks = {chain.name: (chain.hook, False) for chain in rules}
     return (

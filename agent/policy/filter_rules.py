@@ -18,17 +18,17 @@ from collections.abc import Iterable, Mapping
 from agent.policy.filter_table import AcceptRule, ChainContent, Element, Verdict
 from attachment.policy.table import EGRESS, INGRESS, SELF, TABLE
 from cni.address import Address
-from kernel.netfilter import nft_expression, nft_interval, nft_rule, nft_set
-from kernel.netfilter.base_table import BaseTable, TextRule
+from kernel.netfilter import nft_interval, nft_set
+from kernel.netfilter.base_table import BaseTable
 from kernel.netfilter.nft import Chain, Hook
+from kernel.netfilter.nft_compile import compile_rule
 from kernel.netfilter.nft_interval import Interval
-from kernel.netfilter.nft_rule import ACCEPT, DROP
 from kernel.netfilter.nft_set import ADDRESS, PADDED_PORT, PORT, Set
 from kernel.rtnl import Request
 from process.values import replace
 
 _FORWARD, _OUTPUT = 2, 3  # NF_INET_*
-_EGRESS_PRIORITY, _INGRESS_PRIORITY = -10, -9  # before the chains with priority filter, of firewalls
+_FIRST, _SECOND = -10, -9  # priorities, before the chains with priority filter, of firewalls
 _VERSIONS = (4, 6)
 
 EGRESS_MAPS = {version: replace(one, verdicts=True) for version, one in EGRESS.items()}
@@ -43,45 +43,24 @@ _KEYS = {
 }
 
 
-def _base_rules(direction: str) -> tuple[TextRule, ...]:
-    """Returns the rules of all base chains of a direction."""
-    maps, verdict, field = {
-        "egress": (EGRESS_MAPS, nft_rule.source_verdict, "saddr"),
-        "ingress": (INGRESS_MAPS, nft_rule.destination_verdict, "daddr"),
-    }[direction]
-    ip = {4: "ip", 6: "ip6"}
-    return (
-        TextRule("ct state established,related accept", nft_rule.established_or_related() + ACCEPT),
-        *(
-            TextRule(
-                f"{ip[version]} saddr . {ip[version]} daddr @{one.name} accept",
-                nft_rule.addresses_in(version, one.name) + ACCEPT,
-            )
-            for version, one in SELF.items()
-        ),
-        *(
-            TextRule(f"{ip[version]} {field} vmap @{one.name}", verdict(version, one.name))
-            for version, one in maps.items()
-        ),
-    )
-
-
+_OF_ALL = (
+    "ct state established,related accept",
+    "ip saddr . ip daddr @self4 accept",
+    "ip6 saddr . ip6 daddr @self6 accept",
+)
+_EGRESS = (*_OF_ALL, "ip saddr vmap @egress4", "ip6 saddr vmap @egress6")
+_INGRESS = (*_OF_ALL, "ip daddr vmap @ingress4", "ip6 daddr vmap @ingress6")
 # Frames between pods of one bridge pass the hook forward, those of neighbour discovery too.
-_NEIGHBOUR_DISCOVERY = TextRule("icmpv6 type 133-137 accept", nft_rule.neighbour_discovery() + ACCEPT)
-_NODE = TextRule("fib saddr type local accept", nft_rule.from_this_host() + ACCEPT)
-_EGRESS, _INGRESS = _base_rules("egress"), _base_rules("ingress")
-_RULES = {
-    Chain(TABLE, "egress", Hook("filter", _FORWARD, _EGRESS_PRIORITY)): (_NEIGHBOUR_DISCOVERY, *_EGRESS),
-    Chain(TABLE, "ingress", Hook("filter", _FORWARD, _INGRESS_PRIORITY)): (_NEIGHBOUR_DISCOVERY, *_INGRESS),
-    Chain(TABLE, "output-egress", Hook("filter", _OUTPUT, _EGRESS_PRIORITY)): _EGRESS,
-    Chain(TABLE, "output-ingress", Hook("filter", _OUTPUT, _INGRESS_PRIORITY)): (_NODE, *_INGRESS),
-}
-BASE = BaseTable(
+_NEIGHBOUR_DISCOVERY = "icmpv6 type 133-137 accept"
+BASE = BaseTable.compile(
     TABLE,
     (*EGRESS_MAPS.values(), *INGRESS_MAPS.values(), *SELF.values()),
-    tuple(_RULES),
-    _RULES,
-    {chain: len(rules) for chain, rules in _RULES.items()},
+    {
+        Chain(TABLE, "egress", Hook("filter", _FORWARD, _FIRST)): (_NEIGHBOUR_DISCOVERY, *_EGRESS),
+        Chain(TABLE, "ingress", Hook("filter", _FORWARD, _SECOND)): (_NEIGHBOUR_DISCOVERY, *_INGRESS),
+        Chain(TABLE, "output-egress", Hook("filter", _OUTPUT, _FIRST)): _EGRESS,
+        Chain(TABLE, "output-ingress", Hook("filter", _OUTPUT, _SECOND)): ("fib saddr type local accept", *_INGRESS),
+    },
 )
 
 
@@ -103,24 +82,25 @@ def counter_of(chain: str) -> str:
 
 def rules_of(name: str, content: ChainContent) -> list[bytes]:
     """Returns the expressions of a chain's rules; the last one counts and drops."""
-    last = nft_expression.count(counter_of(name)) + DROP
-    return [*(_expressions(rule, is_egress=name.startswith("e-")) for rule in content.rules), last]
+    peer = "daddr" if name.startswith("e-") else "saddr"
+    texts = [*(_text(rule, peer) for rule in content.rules), f'counter name "{counter_of(name)}" drop']
+    return [compile_rule(text, TABLE.family) for text in texts]
 
 
-def _expressions(rule: AcceptRule, *, is_egress: bool) -> bytes:
+def _text(rule: AcceptRule, peer: str) -> str:
+    """Returns a rule as `nft list` prints it."""
+    ip = "ip6" if rule.version == 6 else "ip"
     if rule.pair_set:
-        return nft_rule.destination_and_port_in(rule.version, rule.protocol, rule.pair_set) + ACCEPT
-    matches = b""
-    if rule.peer_set:
-        matches += (nft_rule.destination_in if is_egress else nft_rule.source_in)(rule.version, rule.peer_set)
-    if rule.protocol:
-        matches += nft_rule.transport(rule.protocol)
+        return f"{ip} daddr . {rule.protocol} dport @{rule.pair_set} accept"
+    matches = [f"{ip} {peer} @{rule.peer_set}"] if rule.peer_set else []
     if rule.port_set:
-        matches += nft_rule.destination_port_in(rule.port_set)
+        matches.append(f"{rule.protocol} dport @{rule.port_set}")
     elif rule.ports:
         first, last = rule.ports
-        matches += nft_rule.destination_port(first) if first == last else nft_rule.destination_ports(first, last)
-    return matches + ACCEPT
+        matches.append(f"{rule.protocol} dport {first}" + (f"-{last}" if last > first else ""))
+    elif rule.protocol:
+        matches.append(f"meta l4proto {rule.protocol}")
+    return " ".join((*matches, "accept"))
 
 
 def add_requests(name: str, elements: Iterable[Element]) -> list[Request]:

@@ -180,7 +180,7 @@ def _rules(spec: Masquerade) -> list[tuple[str, bytes]]:
         if spec.cluster:
             name = CLUSTER_SETS[address.version].name
             text = f'"{ip} saddr {address.ip} {ip} daddr @{name} return"'
-            rules.append((text, start + nft_rule.destination_in(address.version, name, first=False) + RETURN))
+            rules.append((text, start + nft_rule.destination_in(address.version, name) + RETURN))
         text = f'"{ip} saddr {address.ip} {ip} daddr != {address.network} masquerade"'
         destination = nft_rule.destination(address.network, positive=False)
         rules.append((text, start + destination + nft_rule.masquerade()))

@@ -6,29 +6,39 @@ return Requests and change nothing.
 
 from __future__ import annotations
 
+import errno
 from typing import NamedTuple
 
-from kernel.netfilter import nft, nft_rule, nft_set
+from kernel.errors import KernelError
+from kernel.netfilter import nft, nft_compile, nft_rule, nft_set
 from kernel.netfilter.nft import Chain, NftSocket, Table
+from kernel.netfilter.nft_dry_run import dry_run
 from kernel.netfilter.nft_set import Set
 from kernel.rtnl import Request
 
 
-class TextRule(NamedTuple):
-    """A rule as `nft list` prints it, and its bytes."""
-
-    text: str
-    expressions: bytes
-
-
 class BaseTable(NamedTuple):
-    """A table without its elements; `uses` is `Chain.uses` of each complete chain."""
+    """A table without its elements: the rules of each chain, as text with their expressions.
+
+    A chain without rules is the administrator's. `uses` is `Chain.uses` of each other chain when it is complete.
+    """
 
     table: Table
     sets: tuple[Set, ...]
-    chains: tuple[Chain, ...]
-    rules: dict[Chain, tuple[TextRule, ...]]
+    rules: dict[Chain, dict[str, bytes]]
     uses: dict[Chain, int]
+
+    @classmethod
+    def compile(cls, table: Table, sets: tuple[Set, ...], texts: dict[Chain, tuple[str, ...]]) -> BaseTable:
+        """Returns the table with rules that `nft list` prints as `texts`."""
+        rules = {
+            chain: {text: nft_compile.compile_rule(text, table.family) for text in texts[chain]} for chain in texts
+        }
+        ends = [
+            text.rpartition(" ")[2] for of_chain in texts.values() for text in of_chain
+        ]  # targets of jumps, verdicts
+        uses = {chain: len(rules[chain]) + ends.count(chain.name) for chain in texts if texts[chain]}
+        return cls(table, sets, rules, uses)
 
 
 def missing_table_requests(socket: NftSocket, base: BaseTable) -> list[Request]:
@@ -53,11 +63,12 @@ def table_requests(base: BaseTable) -> list[Request]:
     requests = [
         nft.table_request(base.table),
         *map(nft_set.set_request, base.sets),
-        *map(nft.chain_request, base.chains),
+        *map(nft.chain_request, base.rules),
     ]
-    for chain, content in base.rules.items():
+    for chain in base.uses:
         # Flushed even if it is empty: a parallel ADD may fill it first.
-        requests += [nft.flush_chain_request(chain), *(nft.rule_request(chain, rule.expressions) for rule in content)]
+        requests.append(nft.flush_chain_request(chain))
+        requests += [nft.rule_request(chain, expressions) for expressions in base.rules[chain].values()]
     return requests
 
 
@@ -66,20 +77,37 @@ def find_problem(socket: NftSocket, base: BaseTable) -> str:
 
     Further rules between them are accepted.
     """
-    for chain, existing in zip(base.chains, nft.get_chains(socket, *base.chains), strict=True):
+    for chain, existing in zip(base.rules, nft.get_chains(socket, *base.rules), strict=True):
         if existing != chain:
             return f"chain {chain} {'has another hook or priority' if existing else 'is missing'}"
-    for chain, content in base.rules.items():
-        remaining = iter(nft.list_rules(socket, chain))
-        for rule in content:
-            if not any(nft_rule.is_same_rule(rule.expressions, existing.expressions) for existing in remaining):
-                return f'rule "{rule.text}" of chain {chain} is missing, or not in its position'
+    for chain, rules in base.rules.items():
+        remaining = iter(nft.list_rules(socket, chain) if rules else ())
+        for text, expressions in rules.items():
+            if not any(nft_rule.is_same_rule(expressions, existing.expressions) for existing in remaining):
+                return f'rule "{text}" of chain {chain} is missing, or not in its position'
     return ""
 
 
-def differs(socket: NftSocket, base: BaseTable) -> bool:
+def find_obstacle(socket: NftSocket, base: BaseTable, requirement: str) -> str:
+    """Returns why the kernel would refuse the table, "" if it would not; changes nothing.
+
+    `requirement` is what a kernel has that knows such tables.
+    """
+    try:
+        dry_run(socket, *table_requests(base))
+    except KernelError as error:
+        if error.errno == errno.EPERM:
+            return str(error)
+        table = f"{'bridge' if base.table.family == nft.BRIDGE else 'inet'} {base.table.name}"
+        if _differs(socket, base):
+            return f"another program created it with other properties: nft list table {table} ({error})"
+        return f"{requirement} ({error})"
+    return ""
+
+
+def _differs(socket: NftSocket, base: BaseTable) -> bool:
     """Returns whether an existing chain or set of this table has another type, for which the kernel's errno varies."""
-    chains = zip(base.chains, nft.get_chains(socket, *base.chains), strict=True)
+    chains = zip(base.rules, nft.get_chains(socket, *base.rules), strict=True)
     return any(existing not in (None, desired) for desired, existing in chains) or False in nft_set.get_key_matches(
         socket, *base.sets
     )

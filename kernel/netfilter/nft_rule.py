@@ -32,10 +32,8 @@ _OF_VERSION = {
 }
 _SADDR = {4: (12, 4), 6: (8, 16)}  # offset and length in the IP header, by version
 _DADDR = {4: (16, 4), 6: (24, 16)}
-_SECOND = {4: expression.SECOND_WORD, 6: expression.SECOND_REGISTER}  # the register after an address
 _DPORT = (expression.TRANSPORT_HEADER, 2, 2)
 _L4PROTO = {4: (9, 1), 6: (6, 1)}  # `ip protocol`, `ip6 nexthdr`
-_ICMPV6 = 58  # IPPROTO_ICMPV6
 PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}  # IPPROTO_* (linux/in.h)
 _LOAD_DPORT = expression.payload(*_DPORT)
 _TRANSPORT = {
@@ -112,65 +110,9 @@ def from_interface(name: str) -> bytes:
     return expression.meta(expression.META_IIFNAME) + expression.compare(EQ, fsencode(name).ljust(_IFNAMSIZ, b"\0"))
 
 
-def source_in(version: int, name: str) -> bytes:
-    """Matches `ip saddr @<name>` (or ip6) in a table of family inet."""
-    return _address_in(_SADDR, version, name)
-
-
-def destination_in(version: int, name: str, *, first: bool = True) -> bytes:
-    """Matches `ip daddr @<name>` (or ip6) in a table of family inet; not `first` after another `ip` match."""
-    matches = _address_in(_DADDR, version, name)
-    return matches if first else matches.removeprefix(of_version(version))
-
-
-def _address_in(field: dict[int, tuple[int, int]], version: int, name: str) -> bytes:
-    load = expression.payload(expression.NETWORK_HEADER, *field[version])
-    return of_version(version) + load + expression.lookup(name)
-
-
-def addresses_in(version: int, name: str) -> bytes:
-    """Matches `ip saddr . ip daddr @<name>` (or ip6) in a table of family inet."""
-    source, destination = ((expression.NETWORK_HEADER, *field[version]) for field in (_SADDR, _DADDR))
-    second = expression.payload(*destination, _SECOND[version])
-    return of_version(version) + expression.payload(*source) + second + expression.lookup(name)
-
-
-def destination_and_port_in(version: int, protocol: str, name: str) -> bytes:
-    """Matches `ip daddr . <protocol> dport @<name>` (or ip6) in a table of family inet."""
-    address = expression.payload(expression.NETWORK_HEADER, *_DADDR[version])
-    port = expression.payload(*_DPORT, _SECOND[version])
-    return of_version(version) + transport(protocol) + address + port + expression.lookup(name)
-
-
-def source_verdict(version: int, name: str) -> bytes:
-    """Ends the rule with the verdict that a map has for the source: `ip saddr vmap @<name>` (or ip6)."""
-    return _address_verdict(_SADDR, version, name)
-
-
-def destination_verdict(version: int, name: str) -> bytes:
-    """Ends the rule with the verdict that a map has for the destination: `ip daddr vmap @<name>` (or ip6)."""
-    return _address_verdict(_DADDR, version, name)
-
-
-def _address_verdict(field: dict[int, tuple[int, int]], version: int, name: str) -> bytes:
-    load = expression.payload(expression.NETWORK_HEADER, *field[version])
-    return of_version(version) + load + expression.lookup_verdict(name)
-
-
-def input_interface_in(name: str) -> bytes:
-    """Matches `iifname @<name>`."""
-    return expression.meta(expression.META_IIFNAME) + expression.lookup(name)
-
-
-def output_interface_in(name: str) -> bytes:
-    """Matches `oifname @<name>`."""
-    return expression.meta(expression.META_OIFNAME) + expression.lookup(name)
-
-
-def interface_pair_in(name: str) -> bytes:
-    """Matches `iifname . oifname @<name>`."""
-    second = expression.meta(expression.META_OIFNAME, expression.SECOND_REGISTER)
-    return expression.meta(expression.META_IIFNAME) + second + expression.lookup(name)
+def destination_in(version: int, name: str) -> bytes:
+    """Matches `ip daddr @<name>` (or ip6) after another `ip` match."""
+    return expression.payload(expression.NETWORK_HEADER, *_DADDR[version]) + expression.lookup(name)
 
 
 def established_or_related() -> bytes:
@@ -189,35 +131,10 @@ def destination_port(port: int) -> bytes:
     return _LOAD_DPORT + expression.compare(EQ, port.to_bytes(2, "big"))
 
 
-def destination_ports(first: int, last: int) -> bytes:
-    """Matches `th dport <first>-<last>`; after `transport` it is `tcp dport <first>-<last>`."""
-    return _LOAD_DPORT + expression.between(EQ, first.to_bytes(2, "big"), last.to_bytes(2, "big"))
-
-
-def destination_port_in(name: str) -> bytes:
-    """Matches `th dport @<name>`; after `transport` it is `tcp dport @<name>`."""
-    return _LOAD_DPORT + expression.lookup(name)
-
-
-def neighbour_discovery() -> bytes:
-    """Matches `icmpv6 type 133-137` in a table of family inet: solicitations, advertisements, redirects (RFC 4861)."""
-    protocol = expression.meta(expression.META_L4PROTO) + expression.compare(EQ, bytes([_ICMPV6]))
-    load = expression.payload(expression.TRANSPORT_HEADER, 0, 1)
-    return of_version(6) + protocol + load + expression.between(EQ, bytes([133]), bytes([137]))
-
-
-def from_this_host() -> bytes:
-    """Matches `fib saddr type local`."""
-    return _local(expression.FIB_SADDR)
-
-
 def to_this_host() -> bytes:
     """Matches `fib daddr type local`."""
-    return _local(expression.FIB_DADDR)
-
-
-def _local(flag: int) -> bytes:
-    return expression.fib_type(flag) + expression.compare(EQ, expression.LOCAL.to_bytes(4, sys.byteorder))
+    local = expression.LOCAL.to_bytes(4, sys.byteorder)
+    return expression.fib_type(expression.FIB_DADDR) + expression.compare(EQ, local)
 
 
 def mark_statement(bit: int) -> bytes:

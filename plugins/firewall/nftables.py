@@ -6,7 +6,6 @@ runs no program. nftables_rules has the desired objects; nftables_records stores
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
@@ -18,7 +17,6 @@ from kernel.errors import KernelError
 from kernel.netfilter import base_table, nft, nft_set
 from kernel.netfilter.base_table import BaseTable
 from kernel.netfilter.nft import Chain, NftSocket, Table
-from kernel.netfilter.nft_dry_run import dry_run
 from kernel.netfilter.nft_set import byte_filter, interface_key
 from kernel.rtnl import Request, Socket
 from plugins.firewall import nftables_check
@@ -182,14 +180,7 @@ def _problem(socket: NftSocket, bases: Iterable[BaseTable]) -> str:
     It uses the real names, since another program may have created tables of these names.
     """
     for base in bases:
-        try:
-            dry_run(socket, *base_table.table_requests(base))
-        except KernelError as error:
-            if error.errno == errno.EPERM:
-                return str(error)
-            family = "inet" if base is BASE else "bridge"
-            if base_table.differs(socket, base):
-                table = f"{family} {base.table.name}"
-                return f"another program created it with other properties: nft list table {table} ({error})"
-            return f"{_NEEDS} {family} ({error})"
+        requirement = f"{_NEEDS} {'inet' if base is BASE else 'bridge'}"
+        if problem := base_table.find_obstacle(socket, base, requirement):
+            return problem
     return ""

@@ -23,9 +23,8 @@ from os import fsdecode
 
 from cni.conf import Attachment
 from kernel.netfilter import nft, nft_owner, nft_rule
-from kernel.netfilter.base_table import BaseTable, TextRule
+from kernel.netfilter.base_table import BaseTable
 from kernel.netfilter.nft import Chain, Hook, Table
-from kernel.netfilter.nft_rule import ACCEPT, DROP, RETURN
 from kernel.netfilter.nft_set import ADDRESS, INTERFACE_NAME, Element, Set, interface_key
 from plugins.firewall.spec import ISOLATED, FirewallSpec
 from process.values import dataclass
@@ -86,40 +85,23 @@ class ElementFilter:
         return bool(owner_id) and self.matches_owner(owner_id)
 
 
-def _pods(version: int) -> tuple[TextRule, TextRule]:
-    ip, name = "ip" if version == 4 else "ip6", PODS[version].name
-    answers = nft_rule.established_or_related() + nft_rule.destination_in(version, name)
-    return (
-        TextRule(f"ct state established,related {ip} daddr @{name} accept", answers + ACCEPT),
-        TextRule(f"{ip} saddr @{name} accept", nft_rule.source_in(version, name) + ACCEPT),
-    )
-
-
-_ENTRY = (
-    TextRule("jump admin", nft_rule.jump(ADMIN.name)),
-    TextRule("jump policies", nft_rule.jump(POLICIES.name)),
-    *_pods(4),
-    *_pods(6),
-)
-_POLICIES = (
-    TextRule("iifname . oifname @inside return", nft_rule.interface_pair_in(SAME_BRIDGE_PAIRS.name) + RETURN),
-    TextRule(
-        "iifname @policed oifname @policed drop",
-        nft_rule.input_interface_in(POLICED.name) + nft_rule.output_interface_in(POLICED.name) + DROP,
-    ),
-)
-_BRIDGED = (
-    TextRule("iifname @isolated drop", nft_rule.input_interface_in(PORTS.name) + DROP),
-    TextRule("oifname @isolated drop", nft_rule.output_interface_in(PORTS.name) + DROP),
-)
-BASE = BaseTable(
+BASE = BaseTable.compile(
     TABLE,
     (*PODS.values(), *MEMBERS.values(), POLICED, SAME_BRIDGE_PAIRS),
-    (ADMIN, POLICIES, ENTRY),
-    {POLICIES: _POLICIES, ENTRY: _ENTRY},
-    {POLICIES: len(_POLICIES) + 1, ENTRY: len(_ENTRY)},
+    {
+        ADMIN: (),
+        POLICIES: ("iifname . oifname @inside return", "iifname @policed oifname @policed drop"),
+        ENTRY: (
+            "jump admin",
+            "jump policies",
+            "ct state established,related ip daddr @pods4 accept",
+            "ip saddr @pods4 accept",
+            "ct state established,related ip6 daddr @pods6 accept",
+            "ip6 saddr @pods6 accept",
+        ),
+    },
 )
-BRIDGE_BASE = BaseTable(BRIDGE_TABLE, (PORTS,), (BRIDGED,), {BRIDGED: _BRIDGED}, {BRIDGED: len(_BRIDGED)})
+BRIDGE_BASE = BaseTable.compile(BRIDGE_TABLE, (PORTS,), {BRIDGED: ("iifname @isolated drop", "oifname @isolated drop")})
 OWNED = (*PODS.values(), *MEMBERS.values(), PORTS)  # the sets with elements of attachments
 
 

@@ -246,7 +246,7 @@ def test_failure_of_the_guard_removes_the_record(simple, sandbox):
     assert files() == []
     error = simple.having(cniVersion="1.1.0").run("STATUS").error()
     assert error["code"] == 50
-    assert "another program created table podwire_guard" in error["msg"]
+    assert "nft list table bridge podwire_guard" in error["msg"]
 
 
 def load_agents_table(network: Network, pod_address: str) -> None:
