@@ -13,104 +13,53 @@ from random import Random
 import pytest
 
 from agent.policy.filter import PolicyFilter
-from agent.policy.filter_table import EMPTY, AcceptRule, ChainContent, FilterTable, SetChange, Verdict
+from agent.policy.filter_table import AcceptRule, ChainContent, FilterTable, SetChange, Verdict
 from attachment.policy.table import EGRESS, INGRESS, SELF
 from kernel.netfilter import nft, nft_set
 from tests.support import namespaces
 from tests.support.netstate import nft_rules
 from tests.support.policy_tables import ADDRESSES, SAMPLE, content
+from tests.support.policy_world import KernelWorld
 
 pytestmark = pytest.mark.needs("nft_inet")
 
 (A, B), (A6, _) = ADDRESSES[4][:2], ADDRESSES[6][:2]
 
-OF_ALL = """
-        ct state established,related accept
-        ip saddr . ip daddr @self4 accept
-        ip6 saddr . ip6 daddr @self6 accept"""
+OF_ALL = """ct state established,related accept
+    ip saddr . ip daddr @self4 accept
+    ip6 saddr . ip6 daddr @self6 accept"""
+EGRESS_OF_ALL = f"{OF_ALL} ip saddr vmap @egress4 ip6 saddr vmap @egress6"
+INGRESS_OF_ALL = f"{OF_ALL} ip daddr vmap @ingress4 ip6 daddr vmap @ingress6"
 LISTING = f"""
 table inet podwire_policy {{
     comment "made by podwire-agent for NetworkPolicies"
-    counter d-e-1 {{
-    }}
-    counter d-i-1 {{
-    }}
-    map egress4 {{
-        type ipv4_addr : verdict
-        elements = {{ 10.0.0.1 : goto e-1, 10.0.0.2 : goto e-1 }}
-    }}
-    map egress6 {{
-        type ipv6_addr : verdict
-    }}
-    map ingress4 {{
-        type ipv4_addr : verdict
-        elements = {{ 10.0.0.1 : goto i-1 }}
-    }}
-    map ingress6 {{
-        type ipv6_addr : verdict
-        elements = {{ fd::1 : goto i-1 }}
-    }}
-    set self4 {{
-        type ipv4_addr . ipv4_addr
-        elements = {{ 10.0.0.1 . 10.0.0.1, 10.0.0.2 . 10.0.0.2 }}
-    }}
-    set self6 {{
-        type ipv6_addr . ipv6_addr
-        elements = {{ fd::1 . fd::1 }}
-    }}
-    set p4-1 {{
-        type ipv4_addr . inet_service
-        elements = {{ 10.0.0.2 . 80, 10.0.0.3 . 65535 }}
-    }}
-    set p6-1 {{
-        type ipv6_addr . inet_service
-        elements = {{ fd::2 . 53 }}
-    }}
-    set s4-1 {{
-        type ipv4_addr
-        elements = {{ 10.0.0.4, 10.0.0.5 }}
-    }}
-    set s6-1 {{
-        type ipv6_addr
-        elements = {{ fd::4, fd::5 }}
-    }}
-    set b4-1 {{
-        type ipv4_addr
-        flags interval
-        elements = {{ 0.0.0.0-9.255.255.255, 11.0.0.0-255.255.255.255 }}
-    }}
-    set b6-1 {{
-        type ipv6_addr
-        flags interval
-        elements = {{ ::-fcff:: }}
-    }}
-    set t-1 {{
-        type inet_service
-        flags interval
-        elements = {{ 1-5, 80, 65000-65535 }}
-    }}
+    counter d-e-1 {{ }}
+    counter d-i-1 {{ }}
+    map egress4 {{ type ipv4_addr : verdict elements = {{ 10.0.0.1 : goto e-1, 10.0.0.2 : goto e-1 }} }}
+    map egress6 {{ type ipv6_addr : verdict }}
+    map ingress4 {{ type ipv4_addr : verdict elements = {{ 10.0.0.1 : goto i-1 }} }}
+    map ingress6 {{ type ipv6_addr : verdict elements = {{ fd::1 : goto i-1 }} }}
+    set self4 {{ type ipv4_addr . ipv4_addr elements = {{ 10.0.0.1 . 10.0.0.1, 10.0.0.2 . 10.0.0.2 }} }}
+    set self6 {{ type ipv6_addr . ipv6_addr elements = {{ fd::1 . fd::1 }} }}
+    set p4-1 {{ type ipv4_addr . inet_service elements = {{ 10.0.0.2 . 80, 10.0.0.3 . 65535 }} }}
+    set p6-1 {{ type ipv6_addr . inet_service elements = {{ fd::2 . 53 }} }}
+    set s4-1 {{ type ipv4_addr elements = {{ 10.0.0.4, 10.0.0.5 }} }}
+    set s6-1 {{ type ipv6_addr elements = {{ fd::4, fd::5 }} }}
+    set b4-1 {{ type ipv4_addr flags interval elements = {{ 0.0.0.0-9.255.255.255, 11.0.0.0-255.255.255.255 }} }}
+    set b6-1 {{ type ipv6_addr flags interval elements = {{ ::-fcff:: }} }}
+    set t-1 {{ type inet_service flags interval elements = {{ 1-5, 80, 65000-65535 }} }}
     chain egress {{
         type filter hook forward priority filter - 10; policy accept;
-        icmpv6 type 133-137 accept{OF_ALL}
-        ip saddr vmap @egress4
-        ip6 saddr vmap @egress6
+        icmpv6 type 133-137 accept {EGRESS_OF_ALL}
     }}
     chain ingress {{
         type filter hook forward priority filter - 9; policy accept;
-        icmpv6 type 133-137 accept{OF_ALL}
-        ip daddr vmap @ingress4
-        ip6 daddr vmap @ingress6
+        icmpv6 type 133-137 accept {INGRESS_OF_ALL}
     }}
-    chain output-egress {{
-        type filter hook output priority filter - 10; policy accept;{OF_ALL}
-        ip saddr vmap @egress4
-        ip6 saddr vmap @egress6
-    }}
+    chain output-egress {{ type filter hook output priority filter - 10; policy accept; {EGRESS_OF_ALL} }}
     chain output-ingress {{
         type filter hook output priority filter - 9; policy accept;
-        fib saddr type local accept{OF_ALL}
-        ip daddr vmap @ingress4
-        ip6 daddr vmap @ingress6
+        fib saddr type local accept {INGRESS_OF_ALL}
     }}
     chain e-1 {{
         comment "egress of shop: default-deny"
@@ -211,100 +160,24 @@ def test_deletions_in_parallel(host, host_filter):
     assert host_filter.compare(SAMPLE) == 0
 
 
-class RandomTables:
-    """Random tables, in which some contents are those of the last one."""
-
-    def __init__(self, seed):
-        self.random = Random(seed)
-        self.last = EMPTY
-
-    def new(self):
-        """Returns the next table."""
-        random, last = self.random, self.last
-        chains = {}
-        for name in random.sample([f"{direction}-{n}" for direction in "ei" for n in range(5)], random.randrange(8)):
-            if name in last.chains and random.randrange(3):
-                chains[name] = last.chains[name]
-            else:
-                rules = tuple(self.rule() for _ in range(random.randrange(4)))
-                chains[name] = ChainContent(f"chain {name}", rules)
-        names = {
-            name
-            for chain in chains.values()
-            for rule in chain.rules
-            for name in (rule.peer_set, rule.port_set, rule.pair_set)
-            if name
-        }
-        sets = {name: self.elements(name) for name in names}
-        verdicts = {}
-        for address in random.sample(ADDRESSES[4] + ADDRESSES[6], random.randrange(12)):
-            ways = [random.choice(["", *(name for name in chains if name.startswith(kind))]) for kind in "ei"]
-            if any(ways):
-                verdicts[address] = Verdict(*ways)
-        self.last = FilterTable(verdicts, chains, sets)
-        return self.last
-
-    def rule(self):
-        random, number = self.random, self.random.randrange(3)
-        version = random.choice((4, 6))
-        protocol = random.choice(("tcp", "udp", "sctp"))
-        ports = random.choice(({}, {"ports": (80, 80)}, {"ports": (1, number + 7)}, {"port_set": f"t-{number}"}))
-        return random.choice(
-            (
-                AcceptRule(),
-                AcceptRule(version, protocol=protocol, pair_set=f"p{version}-{number}"),
-                AcceptRule(version, f"{random.choice('sb')}{version}-{number}"),
-                AcceptRule(version, f"{random.choice('sb')}{version}-{number}", protocol, **ports),
-                AcceptRule(protocol=protocol, **ports),
-            )
-        )
-
-    def elements(self, name):
-        random = self.random
-        if name in self.last.sets and random.randrange(2):
-            return self.last.sets[name]
-        if name.startswith("t"):
-            cuts = sorted(random.sample(range(65536), 6))
-            return frozenset(zip(cuts[::2], cuts[1::2], strict=True))
-        version = int(name[1])
-        if name.startswith("b"):
-            limit = 1 << ADDRESSES[version][0].max_prefixlen
-            cuts = sorted(random.choices((0, limit - 1, random.randrange(limit), random.randrange(limit)), k=4))
-            ranges = {(cuts[0], cuts[1]), (cuts[2], cuts[3])} if cuts[1] < cuts[2] else {(cuts[0], cuts[3])}
-            address = type(ADDRESSES[version][0])
-            return frozenset((address(first), address(last)) for first, last in ranges)
-        members = random.sample(ADDRESSES[version], random.randrange(8))
-        return frozenset((each, random.randrange(65536)) for each in members) if name[0] == "p" else frozenset(members)
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_differences_equal_a_new_table(host, new_host, host_filter, seed):
-    """After each of a row of random tables, `nft` lists what it lists after the last one alone; no repair is needed."""
-    tables = RandomTables(seed)
-    host_filter.apply(EMPTY)
+    """After random events, `nft` lists what it lists after the last table alone, and no repair is needed.
+
+    The filter gets the differences of sets that were changed in place.
+    """
+    world = KernelWorld(Random(seed), host_filter)
     with new_host.entered():
         fresh = PolicyFilter()
     for _ in range(25):
-        table = tables.new()
-        assert host_filter.apply(table)
+        for _ in range(world.random.choice((1, 2, 5, 20))):
+            world.change()
+        world.update()
         fresh.remove()
-        fresh.compare(table)
+        fresh.compare(world.table)
         assert content(host) == content(new_host)
-        assert host_filter.compare(table) == 0
+        assert host_filter.compare(world.table) == 0
     fresh.close()
-
-
-def test_sets_changed_in_place(host, host_filter):
-    """A difference of a set that was changed in place changes the kernel's set; other sets are left alone."""
-    addresses, pairs = set(ADDRESSES[4][:5]), {(A, 80), (B, 81)}
-    rules = AcceptRule(4, "s4-1"), AcceptRule(4, protocol="tcp", pair_set="p4-1")
-    table = FilterTable({A: Verdict("e-1")}, {"e-1": ChainContent("", rules)}, {"s4-1": addresses, "p4-1": pairs})
-    host_filter.apply(table)
-    addresses ^= {A, ADDRESSES[4][9]}
-    pairs ^= {(A, 80), (A, 8080)}
-    changes = {"s4-1": SetChange((ADDRESSES[4][9],), (A,)), "p4-1": SetChange(((A, 8080),), ((A, 80),))}
-    assert host_filter.apply(table, changes)
-    assert host_filter.compare(table) == 0
 
 
 def test_no_difference_of_a_failed_change_is_lost(host_filter):
