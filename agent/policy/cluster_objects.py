@@ -1,7 +1,7 @@
 """Follows the cluster's pods, namespaces and policies, and passes them to the selection in the main thread.
 
-One rule: what cannot be read isolates. A policy that no API server would accept counts as one that allows nothing, and
-is reported by name.
+One rule: what cannot be read isolates, and is reported by name. A policy that no API server would accept counts as one
+that allows nothing; a pod or a namespace counts as absent: no rule matches it, and ADD of the pod waits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from typing import Generic, NamedTuple, TypeVar
 from agent.api_answer import Document
 from agent.object_source import KubernetesObjects, ObjectClient
 from agent.object_watch import Changed, Deleted, Failed, ObjectEvent, ObjectWatch, Recovered, Synced
-from agent.policy.objects import Policy, closed_policy, parse_namespace, parse_pod, parse_policy
+from agent.policy.objects import (
+    ClusterPod,
+    Namespace,
+    Policy,
+    closed_policy,
+    names_of,
+    parse_namespace,
+    parse_pod,
+    parse_policy,
+)
 from agent.policy.selection import PolicySelection
 from process.loop import now
 
@@ -22,23 +31,17 @@ POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
 _PAGE_SIZE = 500
 _LASTING_S = 60.0  # a watch that fails for less time misses nothing that matters
 
-T = TypeVar("T")
+T = TypeVar("T", bound=ClusterPod | Namespace | Policy)
 Put = Callable[[Callable[[], None]], None]
 
 
-class ListedPolicy(NamedTuple):
-    """A policy, and what is wrong with its object."""
+class Unreadable(NamedTuple):
+    """An object that no API server would accept."""
 
-    policy: Policy
-    problem: str = ""
-
-
-def parse_listed(document: Document) -> ListedPolicy:
-    """Returns the policy of an object, also of one that is not valid; raises ValueError without names."""
-    try:
-        return ListedPolicy(parse_policy(document))
-    except ValueError as error:
-        return ListedPolicy(closed_policy(document), str(error))
+    namespace: str
+    name: str
+    problem: str
+    document: Document
 
 
 class ClusterObjects:
@@ -52,32 +55,21 @@ class ClusterObjects:
         on_change: Callable[[], None],
         log: Callable[[str], None],
     ) -> None:
-        self._selection = selection
-        self._unreadable: dict[str, str] = {}
-
-        def follow(
-            path: str,
-            parse: Callable[[Document], T],
-            key: Callable[[T], str],
-            set_item: Callable[[T], None],
-            remove: Callable[[str], None],
-        ) -> _Follower[T]:
-            source = KubernetesObjects(client, path, parse, key, page_size=_PAGE_SIZE)
-            return _Follower(source, put, set_item, remove, on_change, log)
-
-        pods = follow(
-            PODS,
-            parse_pod,
-            lambda pod: f"{pod.namespace}/{pod.name}",
-            selection.set_pod,
-            lambda key: selection.remove_pod(*key.split("/")),
+        calls = (put, on_change, log)
+        pods = _Follower(client, PODS, parse_pod, selection.set_pod, selection.remove_pod, None, *calls)
+        namespaces = _Follower(
+            client,
+            NAMESPACES,
+            parse_namespace,
+            selection.set_namespace,
+            lambda _, name: selection.remove_namespace(name),
+            None,
+            *calls,
         )
-        namespaces = follow(
-            NAMESPACES, parse_namespace, lambda one: one.name, selection.set_namespace, selection.remove_namespace
+        self._policies = _Follower(
+            client, POLICIES, parse_policy, selection.set_policy, selection.remove_policy, closed_policy, *calls
         )
-        policies = follow(POLICIES, parse_listed, _key_of_policy, self._set_policy, self._remove_policy)
-        self._policies = policies.watch
-        self._followers = (pods, namespaces, policies)
+        self._followers = (pods, namespaces, self._policies)
 
     def start(self) -> None:
         """Starts the watches."""
@@ -106,51 +98,55 @@ class ClusterObjects:
     @property
     def policies_revision(self) -> int:
         """The revision up to which the policies' watch has put its events."""
-        return self._policies.revision
+        return self._policies.watch.revision
 
     def problems(self) -> Iterator[str]:
         """Yields what keeps the policies from being known."""
         for follower in self._followers:
-            yield follower.problem
-        yield from (f"{problem}: it allows nothing until it is corrected" for problem in self._unreadable.values())
-
-    def _set_policy(self, listed: ListedPolicy) -> None:
-        self._selection.set_policy(listed.policy)
-        self._unreadable.pop(_key_of_policy(listed), None)
-        if listed.problem:
-            self._unreadable[_key_of_policy(listed)] = listed.problem
-
-    def _remove_policy(self, key: str) -> None:
-        self._selection.remove_policy(*key.split("/"))
-        self._unreadable.pop(key, None)
+            yield from follower.problems()
 
 
 class _Follower(Generic[T]):
-    """One watch, whose events become calls of `set_item` and `remove` in the main thread."""
+    """One watch, whose events become calls of `set_item` and `remove` in the main thread.
+
+    `close` returns the value in place of an object that cannot be read; without it the object counts as absent.
+    """
 
     def __init__(
         self,
-        source: KubernetesObjects[T],
-        put: Put,
+        client: ObjectClient,
+        path: str,
+        parse: Callable[[Document], T],
         set_item: Callable[[T], None],
-        remove: Callable[[str], None],
+        remove: Callable[[str, str], None],
+        close: Callable[[Document], T] | None,
+        put: Put,
         on_change: Callable[[], None],
         log: Callable[[str], None],
     ) -> None:
+        def read(document: Document) -> T | Unreadable:
+            try:
+                return parse(document)
+            except ValueError as error:
+                return Unreadable(*names_of(document), str(error), document)
+
+        source = KubernetesObjects(client, path, read, _key_of, page_size=_PAGE_SIZE)
         self.watch = ObjectWatch(source, lambda event: put(partial(self._handle, event)))
         self.is_synced = False
-        self._set, self._remove, self._on_change, self._log = set_item, remove, on_change, log
-        self._key_of = source.key_of
+        self._set, self._remove, self._close = set_item, remove, close
+        self._on_change, self._log = on_change, log
         self._keys: set[str] = set()
+        self._unreadable: dict[str, str] = {}
         self._failure, self._failed_s = "", 0.0
 
-    @property
-    def problem(self) -> str:
-        """Why the objects are not known, "" if they are."""
-        is_lasting = self._failure and (not self.is_synced or now() - self._failed_s > _LASTING_S)
-        return self._failure if is_lasting else ""
+    def problems(self) -> Iterator[str]:
+        """Yields why the objects, or some of them, are not known."""
+        if self._failure and (not self.is_synced or now() - self._failed_s > _LASTING_S):
+            yield self._failure
+        effect = "it allows nothing" if self._close else "no rule matches it"
+        yield from (f"{problem}: {effect} until it is corrected" for problem in self._unreadable.values())
 
-    def _handle(self, event: ObjectEvent[T]) -> None:
+    def _handle(self, event: ObjectEvent[T | Unreadable]) -> None:
         if isinstance(event, Failed):
             self._log(f"API server: {event.error}")
             self._failed_s = self._failed_s if self._failure else now()
@@ -159,19 +155,35 @@ class _Follower(Generic[T]):
             self._failure = ""
         if isinstance(event, Synced):
             for key in self._keys - event.items.keys():
-                self._remove(key)
+                self._delete(key)
             for item in event.items.values():
-                self._set(item)
-            self._keys, self.is_synced = set(event.items), True
+                self._replace(item)
+            self.is_synced = True
         elif isinstance(event, Changed):
-            self._set(event.item)
-            self._keys.add(self._key_of(event.item))
+            self._replace(event.item)
         elif isinstance(event, Deleted):
-            self._remove(event.key)
-            self._keys.discard(event.key)
+            self._delete(event.key)
         if not isinstance(event, Recovered):
             self._on_change()
 
+    def _replace(self, item: T | Unreadable) -> None:
+        key = _key_of(item)
+        self._keys.add(key)
+        self._unreadable.pop(key, None)
+        if not isinstance(item, Unreadable):
+            self._set(item)
+            return
+        self._unreadable[key] = item.problem
+        if self._close:
+            self._set(self._close(item.document))
+        else:
+            self._remove(item.namespace, item.name)
 
-def _key_of_policy(listed: ListedPolicy) -> str:
-    return f"{listed.policy.namespace}/{listed.policy.name}"
+    def _delete(self, key: str) -> None:
+        self._keys.discard(key)
+        self._unreadable.pop(key, None)
+        self._remove(*key.split("/"))
+
+
+def _key_of(item: ClusterPod | Namespace | Policy | Unreadable) -> str:
+    return f"{item.namespace}/{item.name}"

@@ -10,6 +10,7 @@ Source: the Kubernetes API, core/v1 Pod and Namespace, networking.k8s.io/v1 Netw
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
@@ -29,6 +30,7 @@ _TYPES = ("Ingress", "Egress")
 _FINISHED = ("Succeeded", "Failed")
 # A static pod's runtime knows it by this UID; its object in the API, which the kubelet creates, has another.
 _STATIC_UID = "kubernetes.io/config.mirror"
+_LEADING_ZEROS = re.compile(r"\b0+(?=\d)")  # of an IPv4 block: servers before 1.35 accept 010.0.0.0/8 as 10.0.0.0/8
 _SHARED = 1 << 14  # label mappings and ports that are remembered: pods of one Deployment share theirs
 
 
@@ -69,6 +71,11 @@ class Namespace(NamedTuple):
 
     name: str
     labels: Mapping[str, str]
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the object: it is in none."""
+        return ""
 
 
 class PodPeer(NamedTuple):
@@ -129,10 +136,19 @@ class Policy(NamedTuple):
         return self.ingress if direction == INGRESS else self.egress
 
 
+def names_of(document: Document) -> tuple[str, str]:
+    """Returns the namespace, "" for an object in none, and the name; raises ValueError without a name."""
+    metadata = _mapping(document, "metadata")
+    namespace, name = metadata.get("namespace") or "", metadata.get("name")
+    if not (isinstance(namespace, str) and isinstance(name, str) and name):
+        raise ValueError("an object has no name")
+    return intern(namespace), name
+
+
 def parse_pod(document: Document) -> ClusterPod:
     """Returns the pod of a core/v1 Pod object; raises ValueError."""
     metadata, spec, status = (_mapping(document, key) for key in ("metadata", "spec", "status"))
-    namespace, name = _names(metadata, "Pod")
+    namespace, name = names_of(document)
     at = f"Pod {namespace}/{name}"
     uid, node = metadata.get("uid"), spec.get("nodeName") or ""
     if not isinstance(uid, str) or not isinstance(node, str):
@@ -154,11 +170,8 @@ def parse_pod(document: Document) -> ClusterPod:
 
 def parse_namespace(document: Document) -> Namespace:
     """Returns the namespace of a core/v1 Namespace object; raises ValueError."""
-    metadata = _mapping(document, "metadata")
-    name = metadata.get("name")
-    if not isinstance(name, str) or not name:
-        raise ValueError("the object of a Namespace has no name")
-    return Namespace(intern(name), _labels(metadata, f"Namespace {name}"))
+    _, name = names_of(document)
+    return Namespace(intern(name), _labels(_mapping(document, "metadata"), f"Namespace {name}"))
 
 
 def parse_policy(document: Document) -> Policy:
@@ -166,7 +179,7 @@ def parse_policy(document: Document) -> Policy:
 
     Lists that are missing and lists that are empty mean the same, except for `spec.egress` without `policyTypes`.
     """
-    namespace, name = _names(_mapping(document, "metadata"), "NetworkPolicy")
+    namespace, name = names_of(document)
     spec = _mapping(document, "spec")
     try:
         types = _list(spec, "policyTypes", "spec") or _TYPES[: 2 if spec.get("egress") else 1]
@@ -185,7 +198,7 @@ def closed_policy(document: Document) -> Policy:
 
     It selects the same pods, or all of the namespace if its podSelector is not valid. Raises ValueError without names.
     """
-    namespace, name = _names(_mapping(document, "metadata"), "NetworkPolicy")
+    namespace, name = names_of(document)
     try:
         pods = parse_selector(_mapping(document, "spec").get("podSelector") or {}, "spec.podSelector")
     except ValueError:
@@ -233,6 +246,8 @@ def _peer(document: Document, namespace: str, at: str) -> Peer:
 def _network(text: object, at: str) -> Network:
     if not isinstance(text, str):
         raise ValueError(f"{at} is not a text")
+    if ":" not in text:
+        text = _LEADING_ZEROS.sub("", text)
     try:
         return parse_cidr(text).network  # servers before 1.35 accept host bits, which mean nothing
     except ValueError:
@@ -261,13 +276,6 @@ def _is_port(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LAST_PORT
 
 
-def _names(metadata: Document, kind: str) -> tuple[str, str]:
-    namespace, name = metadata.get("namespace"), metadata.get("name")
-    if not (isinstance(namespace, str) and namespace and isinstance(name, str) and name):
-        raise ValueError(f"the object of a {kind} has no name or no namespace")
-    return intern(namespace), name
-
-
 def _labels(metadata: Document, at: str) -> Mapping[str, str]:
     labels = metadata.get("labels") or {}
     if not isinstance(labels, Mapping) or not all(isinstance(value, str) for value in labels.values()):
@@ -283,14 +291,10 @@ def _shared_labels(pairs: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
 def _pod_addresses(status: Document, at: str) -> tuple[Address, ...]:
     items = status.get("podIPs")
     texts = [item.get("ip") for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
-    addresses = []
-    for text in texts or [status.get("podIP")]:
-        if not text:
-            continue
-        if not isinstance(text, str):
-            raise ValueError(f"{at}: status.podIPs has a value that is not a text")
-        addresses.append(parse_ip(text))
-    return tuple(addresses)
+    try:
+        return tuple(parse_ip(str(text)) for text in texts or [status.get("podIP")] if text)
+    except ValueError as error:
+        raise ValueError(f"{at}: status.podIPs: {error}") from None
 
 
 def _named_ports(spec: Document) -> tuple[NamedPort, ...]:

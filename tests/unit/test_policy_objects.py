@@ -139,16 +139,16 @@ def test_equal_pods_share_their_labels():
 @pytest.mark.parametrize(
     ("parse", "document", "message"),
     [
-        (parse_pod, {"metadata": {"name": "a"}}, "the object of a Pod has no name or no namespace"),
+        (parse_pod, {"metadata": {"namespace": "a"}}, "an object has no name"),
         (parse_pod, {"metadata": {"name": "a", "namespace": "b"}}, "Pod b/a: metadata.uid or spec.nodeName is not"),
         (
             parse_pod,
             {"metadata": {"name": "a", "namespace": "b", "uid": "c", "labels": {"a": 1}}},
             "Pod b/a: metadata.la",
         ),
-        (parse_namespace, {}, "the object of a Namespace has no name"),
+        (parse_namespace, {}, "an object has no name"),
         (parse_namespace, {"metadata": {"name": "a", "labels": "b"}}, "Namespace a: metadata.labels is not an object"),
-        (parse_policy, {"metadata": {"name": "a"}}, "the object of a NetworkPolicy has no name or no namespace"),
+        (parse_policy, {"metadata": {"name": 5}}, "an object has no name"),
     ],
 )
 def test_invalid_objects(parse, document, message):
@@ -225,6 +225,13 @@ def test_ports():
         PortRange("udp", 0, 65535),
         PortRange("tcp", 0, 65535),
     )
+
+
+@pytest.mark.parametrize(("text", "network"), [("010.08.0.0/08", "10.8.0.0/8"), ("0.0.0.0/0", "0.0.0.0/0")])
+def test_leading_zeros_of_a_block(text, network):
+    """Numbers of an IPv4 block are decimal whatever zeros precede them, as servers without strict validation accept."""
+    (rule,) = policy(ingress=[{"from": [{"ipBlock": {"cidr": text}}]}]).ingress
+    assert rule.peers == (IpBlock(ip_network(network, strict=False)),)
 
 
 @pytest.mark.parametrize(
