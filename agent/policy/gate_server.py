@@ -23,11 +23,8 @@ _MAX_REQUEST_BYTES = 4096
 class GateRequest:
     """An ADD that waits for the record `record`; `revision` is that of the policies that it needs, None: not known."""
 
-    __slots__ = ("connection", "data", "record", "revision")
-
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.data = b""
         self.record = ""
         self.revision: int | None = None
 
@@ -74,20 +71,15 @@ class GateServer:
 
     def _read(self, request: GateRequest) -> None:
         try:
-            data = request.connection.recv(_MAX_REQUEST_BYTES)
-        except BlockingIOError:
-            return
+            line = request.connection.recv(_MAX_REQUEST_BYTES)
         except OSError:
-            data = b""
-        request.data += data
-        if not data or request.record or len(request.data) > _MAX_REQUEST_BYTES:  # ADD has ended, or talks nonsense
+            line = b""
+        name = "" if request.record else _record_of(line)
+        if not name:  # ADD has ended, or this is no request
             self._close(request)
-        elif request.data.endswith(b"\n"):
-            request.record = _record_of(request.data)
-            if request.record:
-                self._on_request(request)
-            else:
-                self._close(request)
+            return
+        request.record = name
+        self._on_request(request)
 
     def _close(self, request: GateRequest) -> None:
         self._loop.unwatch(request.connection.fileno())

@@ -10,14 +10,16 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from attachment.policy import records, table
 from attachment.policy.records import PodRecord
 from kernel import inotify
 from process import directories
-from process.loop import Loop
+from process.loop import Loop, now
 
 _MAX_BYTES = 1 << 16
+_AGAIN_S = 5.0
 
 
 class LocalPods:
@@ -79,10 +81,18 @@ class LocalPods:
             gone = [name for name, inode in self._inodes.items() if not _lock(name, inode, descriptors)]
             for name in gone:
                 self._forget(name)
+            if gone:  # a DEL that fails leaves its record, and causes no event
+                self._loop.call_at(now() + _AGAIN_S, partial(self._read_again, gone))
             yield not gone
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _read_again(self, names: list[str]) -> None:
+        for name in names:
+            self.read(name)
+        if self._changed:
+            self._on_change()
 
     def _forget(self, name: str) -> None:
         self._inodes.pop(name, None)

@@ -1,76 +1,67 @@
 """With `--network-policy strict`: which revision the policies of a namespace have, as the API server says now.
 
-One rule: a request begins after the ADD for which it is made, so that the policies are at least as new as the pod. It
-is made in a thread; requests of pods that wait together are one for each namespace.
+One rule: a request begins after the ADD for which it is made, so that the policies are at least as new as the pod.
+Requests are made in a thread; while it works new questions wait, so pods that start together cause one per namespace.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
+from functools import partial
 
 from agent.api_answer import Document, resource_version_of
 from agent.api_errors import ApiError
 from agent.object_source import ObjectClient
-from agent.policy.cluster_objects import POLICIES
+from agent.policy.cluster_objects import POLICIES, Put
 
 _RETRY_S = 1.0
 Done = Callable[[int], None]
 
 
 class NewestPolicies:
-    """The thread. Each question is answered by a call of its `done`, in the thread, with the highest revision."""
+    """Asks the API server. Only for the main thread, in which `put` runs a call."""
 
-    def __init__(self, client: ObjectClient, log: Callable[[str], None]) -> None:
-        self._client, self._log = client, log
-        self._questions: queue.SimpleQueue[tuple[str, Done] | None] = queue.SimpleQueue()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="newest-policies", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def is_alive(self) -> bool:
-        """Returns whether the thread runs."""
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        """Ends the thread, after its present request or with the process."""
-        self._stopped.set()
-        self._questions.put(None)
+    def __init__(self, client: ObjectClient, put: Put, log: Callable[[str], None]) -> None:
+        self._client, self._put, self._log = client, put, log
+        self._waiting: dict[str, list[Done]] = {}  # by namespace
+        self._is_asking = False
 
     def ask(self, namespace: str, done: Done) -> None:
-        """Asks for the revision of a namespace's policies, 0 without any."""
-        self._questions.put((namespace, done))
+        """Calls `done` with the highest revision of a namespace's policies, 0 without any, once the server answers."""
+        self._waiting.setdefault(namespace, []).append(done)
+        self._start()
 
-    def _run(self) -> None:
-        while (question := self._questions.get()) is not None:
-            waiting: dict[str, list[Done]] = {question[0]: [question[1]]}
-            for _ in range(self._questions.qsize()):
-                if (other := self._questions.get()) is None:
-                    return
-                waiting.setdefault(other[0], []).append(other[1])
-            self._answer(waiting)
+    def _start(self) -> None:
+        if self._is_asking or not self._waiting:
+            return
+        self._is_asking = True
+        asked, self._waiting = self._waiting, {}
+        threading.Thread(target=self._run, args=(asked,), name="newest-policies", daemon=True).start()
 
-    def _answer(self, waiting: Mapping[str, list[Done]]) -> None:
-        for namespace, calls in waiting.items():
-            revision = self._read(namespace)
-            for done in calls:
-                done(revision)
-
-    def _read(self, namespace: str) -> int:
-        """Returns the highest revision of a namespace's policies; asks again until the server answers."""
-        while not self._stopped.is_set():
-            try:
+    def _run(self, asked: dict[str, list[Done]]) -> None:
+        """Asks for each namespace, in the thread."""
+        revisions: dict[str, int] = {}
+        try:
+            for namespace in asked:
                 query = {"fieldSelector": f"metadata.namespace={namespace}"}
-                listing = self._client.list_objects(POLICIES, _revision_of, query)
-                return max(listing.items, default=0)
-            except ApiError as error:
-                self._log(f"API server: {error}")
-                self._stopped.wait(_RETRY_S)
-        return 0
+                revisions[namespace] = max(self._client.list_objects(POLICIES, _revision_of, query).items, default=0)
+        except ApiError as error:
+            self._log(f"API server: {error}")
+            time.sleep(_RETRY_S)
+        finally:
+            self._put(partial(self._finish, asked, revisions))
+
+    def _finish(self, asked: dict[str, list[Done]], revisions: dict[str, int]) -> None:
+        self._is_asking = False
+        for namespace, calls in asked.items():
+            for done in calls:
+                if namespace in revisions:
+                    done(revisions[namespace])
+                else:
+                    self.ask(namespace, done)
+        self._start()
 
 
 def _revision_of(document: Document) -> int:

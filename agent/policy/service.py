@@ -9,6 +9,7 @@ Everything runs in the main thread; the three watches have threads, which parse 
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -57,7 +58,7 @@ class PolicyService:
         report: Callable[[str, str], None],
         log: Log,
     ) -> None:
-        mode, self._node = settings.network_policy, settings.node_name
+        is_strict, self._node = settings.network_policy == STRICT, settings.node_name
         self._conf = settings.conf if settings.install else ""
         self._loop, self._metrics, self._report, self._log = loop, metrics, report, log
         self._inbox: Inbox[Callable[[], None]] = Inbox(loop, lambda call: call())
@@ -65,16 +66,18 @@ class PolicyService:
         self._plan = FilterPlan(self._selection)
         warn = partial(log.write, "warning")
         self._objects = ClusterObjects(client, self._selection, self._inbox.put, self._schedule, warn)
-        self._newest = NewestPolicies(client, warn) if mode == STRICT else None
-        self._file = NamespacesFile(is_strict=mode == STRICT)
+        self._newest = NewestPolicies(client, self._inbox.put, warn) if is_strict else None
+        self._file = NamespacesFile(is_strict=is_strict)
         self._local = LocalPods(loop, self._schedule)
         self._gate = GateServer(loop, self._on_request)
         self._filter: PolicyFilter | None = None
         self._table = EMPTY
-        self._is_applied = self._is_scheduled = False
+        self._is_applied = False  # else the whole filter must be compared: differences may be lost
+        self._is_scheduled = False
         self._oldest_s = 0.0  # the time of the first event that is not applied yet
         self._drops: dict[str, int] = {}
-        self._failure = self._obstacle = self._bridge = self._missing_key = self._note = ""
+        self._failure = self._obstacle = self._note = ""
+        self._findings: list[str] = []
         self._problem = "starting"
         self.admin = PolicyAdmin(
             self._selection, self._inbox.put, lambda: FilterState(self._table, self._drops, self._problem)
@@ -88,22 +91,18 @@ class PolicyService:
             self._gate.start()
         except OSError as error:
             raise from_os_error(error).prefixed("cannot serve network policies: ") from error
-        if self._newest:
-            self._newest.start()
         self._objects.start()
-        self._check()
-        self._loop.call_at(now() + _COMPARE_S, self._compare)
-        self._look()
+        self._repeat(_CHECK_S, self._check)
+        self._repeat(_COMPARE_S, self._compare)
+        self._repeat(_LOOK_S, self._look)
 
     def stop(self) -> None:
         """Ends the threads; the packet filter stays, and ADDs of pods with policies wait for the next agent."""
         self._objects.stop()
-        if self._newest:
-            self._newest.stop()
 
     def is_alive(self) -> bool:
         """Returns whether the threads run."""
-        return self._objects.are_alive() and (self._newest is None or self._newest.is_alive())
+        return self._objects.are_alive()
 
     def reconnect(self) -> None:
         """Opens the watches again."""
@@ -142,31 +141,33 @@ class PolicyService:
             self._failure, self._oldest_s = "", 0.0
             self._answer()
             self._count()
+            if not gc.get_freeze_count():  # once: a full collection would take 0.1 s for each 30,000 pods
+                gc.collect()
+                gc.freeze()
         self._report_problems()
 
-    def _apply(self, policy_filter: PolicyFilter, *, is_whole: bool = False) -> int:
-        """Makes the filter follow the selection; returns the number of changes if the whole filter was compared."""
+    def _apply(self, policy_filter: PolicyFilter) -> None:
+        """Makes the filter follow the selection."""
+        is_whole, self._is_applied = not self._is_applied, False
         self._take_records()
         table, changes = self._plan.update()
-        if table is self._table and not changes and self._is_applied and not is_whole:
-            return 0
-        number, self._is_applied = 0, False
-        with self._local.locked() as is_same:
-            if not is_same:  # DEL came in between
-                self._take_records()
-                table, _ = self._plan.update()
-            if is_same and not is_whole:
-                policy_filter.apply(table, changes)
-            else:
-                number = policy_filter.compare(table)
+        is_unchanged = table is self._table and not changes
+        if is_whole or not is_unchanged:
+            with self._local.locked() as is_same:
+                if not is_same:  # DEL came in between
+                    self._take_records()
+                    table, _ = self._plan.update()
+                if is_same and not is_whole:
+                    policy_filter.apply(table, changes)
+                elif policy_filter.compare(table) and is_same and is_unchanged and table.verdicts:
+                    text = "another program changed the packet filter of network policies: repaired"
+                    self._log.write("warning", text)
         self._table, self._is_applied = table, True
-        return number
 
     def _take_records(self) -> None:
         for name, pod in self._local.take_changes():
             if pod:
                 self._selection.set_local(name, pod)
-                self._bridge = self._bridge or preconditions.find_unfiltered_bridge([pod])
             else:
                 self._selection.remove_local(name)
 
@@ -204,23 +205,40 @@ class PolicyService:
         pods = {(local.namespace, local.name) for local in self._selection.local.values() if local.policies}
         self._metrics.pods.set(len(pods))
 
+    def _repeat(self, period_s: float, work: Callable[[], None]) -> None:
+        self._loop.call_at(now() + period_s, partial(self._repeat, period_s, work))
+        try:
+            work()
+        except (KernelError, OSError) as error:
+            self._fail(str(error))
+
     def _check(self) -> None:
         """Looks for what excludes or prevents the enforcement, and reads the counters."""
-        self._loop.call_at(now() + _CHECK_S, self._check)
         before = self._obstacle
-        try:
-            with nft.open_socket() as socket:
-                self._obstacle = preconditions.find_engine(socket)
-            self._filter = self._filter or PolicyFilter()
-            self._read_drops(self._filter)
-        except KernelError as error:
-            self._failure = str(error)
-        if (before and not self._obstacle) or self._failure:
+        with nft.open_socket() as socket:
+            self._obstacle = preconditions.find_engine(socket)
+        self._filter = self._filter or PolicyFilter()
+        if before and not self._obstacle:
             self._schedule()
-        self._bridge = preconditions.find_unfiltered_bridge(self._local.by_name.values())
-        self._missing_key = preconditions.find_missing_key(self._conf) if self._conf else ""
+        self._findings = [preconditions.find_unfiltered_bridge(self._local.by_name.values())]
+        self._findings += [preconditions.find_missing_key(self._conf)] if self._conf else []
         self._note = self._find_unfiltered_pods()
         self._report_problems()
+        self._read_drops(self._filter)
+
+    def _look(self) -> None:
+        """Repairs the filter soon after a program has flushed the ruleset, as a restart of firewalld may do."""
+        if self._is_applied and self._filter and not self._filter.is_complete():
+            self._repair()
+
+    def _compare(self) -> None:
+        self._local.read_all()
+        self._repair()
+
+    def _repair(self) -> None:
+        """Compares the whole filter with the kernel's."""
+        self._is_applied = False
+        self._turn()
 
     def _read_drops(self, policy_filter: PolicyFilter) -> None:
         before, self._drops = self._drops, policy_filter.drops() if self._is_applied else {}
@@ -233,7 +251,7 @@ class PolicyService:
 
     def _report_problems(self) -> None:
         starting = "" if self._is_applied or self._obstacle else "starting"
-        problems = (self._obstacle, self._failure, self._bridge, self._missing_key, *self._objects.problems())
+        problems = (self._obstacle, self._failure, *self._findings, *self._objects.problems())
         self._problem = joined(problems) or starting
         self._report(self._problem, self._note)
 
@@ -250,34 +268,6 @@ class PolicyService:
         if not names:
             return ""
         return f"no policy holds for pods that started without networkPolicy: {joined(sorted(names))}: start them again"
-
-    def _compare(self) -> None:
-        self._loop.call_at(now() + _COMPARE_S, self._compare)
-        self._local.read_all()
-        self._repair()
-
-    def _look(self) -> None:
-        """Repairs the filter soon after a program has flushed the ruleset, as a restart of firewalld may do."""
-        self._loop.call_at(now() + _LOOK_S, self._look)
-        try:
-            is_complete = not (self._is_applied and self._filter) or self._filter.is_complete()
-        except KernelError as error:
-            self._fail(str(error))
-            return
-        if not is_complete:
-            self._repair()
-
-    def _repair(self) -> None:
-        """Compares the whole filter with the kernel's."""
-        if not (self._is_applied and self._filter) or self._obstacle:
-            return
-        try:
-            number = self._apply(self._filter, is_whole=True)
-        except KernelError as error:
-            self._fail(str(error))
-            return
-        if number:
-            self._log.write("warning", "another program changed the packet filter of network policies: repaired")
 
 
 def remove() -> None:

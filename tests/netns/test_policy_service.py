@@ -1,5 +1,6 @@
 """The agent's part for network policies in this process: a scripted API server, records, a socket, real nftables."""
 
+import errno
 import json
 import queue
 import socket
@@ -15,6 +16,7 @@ from agent.api_errors import Expired
 from agent.kubernetes import Listing
 from agent.log import Log
 from agent.metrics import Metrics
+from agent.policy import local_pods
 from agent.policy.cluster_objects import NAMESPACES, PODS, POLICIES
 from agent.policy.service import PolicyService
 from agent.settings import parse
@@ -184,6 +186,18 @@ def test_many_adds_are_answered_together(script, agent):
         assert generation(netfilter) - before < 10
 
 
+def fails_once(function):
+    """Returns a function that fails at its first call."""
+    errors = [OSError(errno.EMFILE, "Too many open files")]
+
+    def call(*arguments):
+        if errors:
+            raise errors.pop()
+        return function(*arguments)
+
+    return call
+
+
 def generation(netfilter):
     """Returns the number of nftables transactions since the boot."""
     return nft.retry_with_generation(netfilter, lambda number: number)
@@ -246,3 +260,51 @@ def test_pods_that_started_without_policies_are_named(script, agent):
     write_record("old", "7")
     assert agent.until(lambda: not agent.note)
     assert not agent.problem
+
+
+def test_objects_that_cannot_be_read(script, agent, host):
+    """A pod or a policy that no server would accept is reported and closed; the events after it are handled."""
+    broken = {**pod(), "status": {"podIP": "10.22.0.300"}}
+    script.events[PODS].put(WatchEvent("ADDED", broken))
+    add = Add(write_record())
+    assert agent.until(lambda: "Pod shop/db" in agent.problem)
+    assert not agent.until(add.is_answered, within_s=0.3)
+    script.events[PODS].put(WatchEvent("MODIFIED", pod()))
+    assert agent.until(add.is_answered)
+    assert not agent.problem
+    closed = {**DENY, "spec": {"ingress": [{"from": [{"ipBlock": {"cidr": "all"}}]}]}}
+    script.events[POLICIES].put(WatchEvent("MODIFIED", closed))
+    assert agent.until(lambda: "NetworkPolicy shop/deny" in agent.problem)
+    script.events[POLICIES].put(WatchEvent("DELETED", closed))
+    assert agent.until(lambda: not isolated(host))
+    assert not agent.problem
+
+
+def test_a_failure_between_plan_and_filter_loses_no_difference(script, agent, host, monkeypatch):
+    """When the records cannot be locked once, the next turn compares everything, so a change of a set is not lost."""
+    rules = [{"from": [{"podSelector": {"matchLabels": {"app": "peer"}}}]}]
+    script.events[POLICIES].put(WatchEvent("MODIFIED", {**DENY, "spec": {"ingress": rules}}))
+    script.events[PODS].put(WatchEvent("ADDED", pod()))
+    write_record()
+    assert agent.until(lambda: isolated(host))
+    monkeypatch.setattr(agent.service._local, "locked", fails_once(agent.service._local.locked))
+    script.events[PODS].put(WatchEvent("ADDED", {**pod("peer", "2", app="peer"), "status": {"podIP": "10.22.0.9"}}))
+    assert agent.until(lambda: "10.22.0.9" in host.run("nft", "list", "table", "inet", table.TABLE.name))
+
+
+def test_a_pod_whose_del_failed_is_isolated_again(script, agent, host, monkeypatch):
+    """A DEL that holds the record's lock and fails leaves the pod under its policies, soon after it has ended."""
+    monkeypatch.setattr(local_pods, "_AGAIN_S", 0.3)
+    script.events[PODS].put(WatchEvent("ADDED", pod()))
+    name = write_record()
+    assert agent.until(lambda: isolated(host))
+
+    def release(record):
+        script.events[PODS].put(WatchEvent("MODIFIED", pod(app="other")))
+        script.events[POLICIES].put(WatchEvent("MODIFIED", {**DENY, "spec": {"policyTypes": ["Egress", "Ingress"]}}))
+        assert agent.until(lambda: not isolated(host))
+        raise OSError("the DEL fails")
+
+    with pytest.raises(OSError, match="DEL fails"):
+        records.delete(name, release)
+    assert agent.until(lambda: isolated(host))
