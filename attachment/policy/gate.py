@@ -18,7 +18,6 @@ has read does not count. A file of another boot, or no file, is as one that list
 
 from __future__ import annotations
 
-import os
 import socket as stdlib_socket
 from collections.abc import Iterable
 from contextlib import suppress
@@ -29,18 +28,16 @@ from attachment.policy.records import PodRecord, parse_fields
 from cni import gojson
 from cni.address import Address
 from cni.errors import CniError, Code
-from kernel import boot, inotify, system
+from kernel import boot, system
 from kernel.netfilter.nft_set import Set
 from kernel.rtnl import Deadline
 from process import files, record
 
 _WAIT_S = 20.0
-# After an answer that does not count, and where no process listens on the socket: it may begin to without an event.
-_AGAIN_S = 0.25
+_AGAIN_S = 0.25  # between two questions
 _MAX_BYTES = 4 << 20  # the longest name of a namespace has 63 bytes
 _ANSWER_BYTES = 4096
-_ABSENT, _ENDED = "it does not run", "it does not run any more"
-_BUSY, _OLDER = "it does not answer", "it has an older list of namespaces"
+_ABSENT, _BUSY, _OLDER = "it does not run", "it does not answer", "it has an older list of namespaces"
 _HINT = (
     "pods of namespaces with network policies start only when the agent has applied them: start podwire-agent with "
     f"--network-policy on this node, or read its log; it listens on {table.GATE_SOCKET}"
@@ -63,9 +60,10 @@ def wait(pod: PodRecord) -> None:
     deadline = Deadline(_WAIT_S)
     request = gojson.dumps({"record": pod.file_name, "generation": generation}).encode() + b"\n"
     with record.timed_step("wait for podwire-agent"):
-        problem = _ask(request, generation, deadline)
-        if problem:
-            problem = _ask_again(request, generation, deadline, problem)
+        while problem := _ask(request, generation, deadline):
+            system.current.wait_readable([], min(_AGAIN_S, deadline.remaining_s()))
+            if not deadline.remaining_s():
+                break
     if problem:
         awaited = f'podwire-agent has not applied the network policies of namespace "{pod.namespace}"'
         raise CniError(Code.TRY_AGAIN_LATER, f"{awaited} within {_WAIT_S:.0f} s: {problem}", _HINT)
@@ -113,35 +111,14 @@ def filter_keys(addresses: Iterable[Address]) -> list[tuple[Set, bytes]]:
     ]
 
 
-def _ask_again(request: bytes, generation: int, deadline: Deadline, problem: str) -> str:
-    """Asks after each change of the directory, and in intervals, until the deadline; returns as `_ask`."""
-    watch = inotify.open_watch(system.current.state_path(table.DIRECTORY), inotify.CREATED | inotify.MOVED_TO)
-    try:
-        # The first time at once: the socket may have appeared before the watch.
-        wait_s = 0.0
-        while problem:
-            system.current.wait_readable([watch], wait_s)
-            inotify.read(watch)
-            remaining_s = deadline.remaining_s()
-            if not remaining_s:
-                break
-            problem = _ask(request, generation, deadline)
-            wait_s = remaining_s if problem == _ABSENT else min(_AGAIN_S, remaining_s)
-        return problem
-    finally:
-        os.close(watch)
-
-
 def _ask(request: bytes, generation: int, deadline: Deadline) -> str:
     """Asks the agent once, and waits for the answer; returns "" if it counts, else what is the matter."""
     with system.current.open_socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM) as connection:
         connection.setblocking(False)
         try:
             connection.connect(system.current.state_path(table.GATE_SOCKET))
-        except FileNotFoundError:
+        except (FileNotFoundError, ConnectionRefusedError):
             return _ABSENT
-        except ConnectionRefusedError:
-            return _ENDED
         except BlockingIOError:  # its queue is full
             return _BUSY
         answer = b""

@@ -34,6 +34,19 @@ from process.values import dataclass
 
 _MAX_BYTES = 1 << 16
 _NAME_DIGITS = 32
+# The texts of a record: field and key.
+_KEYS = {
+    "boot": "boot",
+    "namespace": "namespace",
+    "pod": "name",
+    "uid": "uid",
+    "network": "network",
+    "container_id": "containerID",
+    "ifname": "ifname",
+    "host_veth": "hostVeth",
+    "mac": "mac",
+    "guard": "guard",
+}
 
 
 @dataclass(frozen=True)
@@ -65,19 +78,8 @@ def file_name_of(network: str, container_id: str, ifname: str) -> str:
 
 def write(pod: PodRecord) -> None:
     """Creates or replaces a record; raises CniError(5)."""
-    document: dict[str, object] = {
-        "boot": pod.boot,
-        "namespace": pod.namespace,
-        "name": pod.pod,
-        "uid": pod.uid,
-        "network": pod.network,
-        "containerID": pod.container_id,
-        "ifname": pod.ifname,
-        "hostVeth": pod.host_veth,
-        "mac": pod.mac,
-        "addresses": [str(address) for address in pod.addresses],
-        "guard": pod.guard,
-    }
+    document: dict[str, object] = {key: getattr(pod, field) for field, key in _KEYS.items()}
+    document["addresses"] = [str(address) for address in pod.addresses]
     path, draft = path_of(pod.file_name), path_of(f".{pod.file_name}")
     try:
         directories.create(os.path.dirname(path))
@@ -109,19 +111,8 @@ def parse(data: bytes) -> PodRecord:
     """Returns the record in a file's content; raises ValueError."""
     try:
         fields = parse_fields(data)
-        return PodRecord(
-            boot=fields.string("boot"),
-            namespace=fields.string("namespace"),
-            pod=fields.string("name"),
-            uid=fields.string("uid"),
-            network=fields.string("network"),
-            container_id=fields.string("containerID"),
-            ifname=fields.string("ifname"),
-            host_veth=fields.string("hostVeth"),
-            mac=fields.string("mac"),
-            addresses=tuple(map(parse_ip, fields.strings("addresses"))),
-            guard=fields.string("guard"),
-        )
+        texts = {field: fields.string(key) for field, key in _KEYS.items()}
+        return PodRecord(**texts, addresses=tuple(map(parse_ip, fields.strings("addresses"))))
     except CniError as error:
         raise ValueError(str(error)) from None
 

@@ -122,10 +122,10 @@ def test_absent_agent(directory):
 
 
 def test_killed_agent(directory):
-    """The socket of a killed agent is reported as such."""
+    """The socket of a killed agent counts as none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(table.GATE_SOCKET)
-    assert wait_error()[0] == "it does not run any more"
+    assert wait_error()[0] == "it does not run"
 
 
 @pytest.mark.parametrize(
