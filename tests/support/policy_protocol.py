@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 from attachment.policy import gate
@@ -220,12 +221,13 @@ def search(model: Model) -> Result:
     before: dict[State, tuple[State, str] | None] = {start: None}
     after: dict[State, list[State]] = {}
     queue = deque([start])
+    canonical = cache(_canonical)  # most states are reached in several ways
     while queue:
         state = queue.popleft()
         if harm := _harm(model, state):
             return Result(len(before), harm, _trace(before, state))
         for step, raw in model.steps(state):
-            following = _canonical(raw)
+            following = canonical(raw)
             after.setdefault(following, []).append(state)
             if following not in before:
                 before[following] = state, step
@@ -268,27 +270,24 @@ def _is_desired(state: State) -> bool:
 def _canonical(state: State) -> State:
     """Returns the state with small generations of the same order, and without what decides nothing any more."""
     pods = [_reduced(state, state.pod(name)) for name in _NAMES]
-    state = state._replace(P=pods[0], Q=pods[1])
     used = {one for pod in pods for one in (pod.awaited, pod.answered) if one}
-    used |= {one.generation for one in (state.file, state.read.file if state.read else None) if one}
-    rank = {generation: number for number, generation in enumerate(sorted(used), 1)} | {0: 0}
+    used |= {one.generation for one in (state.file, state.read and state.read.file) if one}
+    rank = dict(zip([None, 0, *sorted(used)], [None, *range(len(used) + 1)], strict=True))
+
+    def file(of: File) -> File:
+        return File(rank[of.generation] or 0, of.lists_p)
+
     pods = [
-        pod._replace(
-            awaited=None if pod.awaited is None else rank[pod.awaited],
-            answered=None if pod.answered is None else rank[pod.answered],
-        )
+        pod._replace(awaited=rank[pod.awaited], answered=rank[pod.answered]) if pod.awaited or pod.answered else pod
         for pod in pods
     ]
-    file = state.file and state.file._replace(generation=rank[state.file.generation])
-    read = state.read and state.read._replace(
-        file=state.read.file._replace(generation=rank[state.read.file.generation])
-    )
-    return state._replace(file=file, read=read, P=pods[0], Q=pods[1])
+    read = state.read and state.read._replace(file=file(state.read.file))
+    return state._replace(file=state.file and file(state.file), read=read, P=pods[0], Q=pods[1])
 
 
 def _reduced(state: State, pod: Pod) -> Pod:
     """Returns a pod without what decides nothing any more: generations after ADD, isolation without a policy."""
-    if state.file is not None and not state.file.lists_p:
+    if pod.must_be_isolated and state.file is not None and not state.file.lists_p:
         pod = pod._replace(must_be_isolated=False)
     if pod.phase not in ("running", "deleting"):
         return pod
