@@ -70,25 +70,7 @@ class ClusterObjects:
             client, POLICIES, parse_policy, selection.set_policy, selection.remove_policy, closed_policy, *calls
         )
         self._followers = (pods, namespaces, self._policies)
-
-    def start(self) -> None:
-        """Starts the watches."""
-        for follower in self._followers:
-            follower.watch.start()
-
-    def stop(self) -> None:
-        """Ends the watches."""
-        for follower in self._followers:
-            follower.watch.stop()
-
-    def reconnect(self) -> None:
-        """Opens the watches again: after a change of this node's addresses answers may not arrive."""
-        for follower in self._followers:
-            follower.watch.reconnect()
-
-    def are_alive(self) -> bool:
-        """Returns whether the threads run."""
-        return all(follower.watch.is_alive() for follower in self._followers)
+        self.watches = (pods.watch, namespaces.watch, self._policies.watch)
 
     @property
     def are_synced(self) -> bool:

@@ -14,24 +14,14 @@ The API leaves open whether pods' addresses match an ipBlock: they do. Source: n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from agent.policy.objects import (
-    EGRESS,
-    EVERY_POD,
-    INGRESS,
-    ClusterPod,
-    IpBlock,
-    Namespace,
-    Peer,
-    PodPeer,
-    Policy,
-    PortRange,
-    Rule,
-)
+from agent.policy.objects import EGRESS, INGRESS, ClusterPod, IpBlock, Namespace, Peer, PodPeer, Policy, PortRange, Rule
+from agent.policy.selector import Selector
 from cni.address import Address, format_ip
 
+EVERY_POD = PodPeer("", Selector(), Selector())  # also the peer of rules without peers
 _NAMED_POLICIES = 3
 
 
@@ -92,17 +82,6 @@ class Decision(NamedTuple):
             f"{subject} of namespace {self.policies[0].namespace} {verb} it ({self.direction}): "
             f"no policy allows {self.connection} {way} {self.peer}"
         )
-
-
-def pods_by_address(pods: Iterable[ClusterPod]) -> dict[Address, ClusterPod]:
-    """Returns the pod that has each address: of several the one with the highest precedence, then the highest UID."""
-    holders: dict[Address, ClusterPod] = {}
-    for pod in pods:
-        for address in pod.addresses if pod.can_have_policies else ():
-            holder = holders.get(address)
-            if holder is None or (pod.precedence, pod.uid) > (holder.precedence, holder.uid):
-                holders[address] = pod
-    return holders
 
 
 def decide(cluster: ClusterState, connection: PodConnection) -> Decision:

@@ -11,16 +11,17 @@ Source: the Kubernetes API, core/v1 Pod and Namespace, networking.k8s.io/v1 Netw
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from sys import intern
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from agent.policy.selector import Selector, parse_selector
 from cni.address import Address, Network, parse_cidr, parse_ip
 
 Document = Mapping[str, object]
+V = TypeVar("V")
 
 INGRESS, EGRESS = "ingress", "egress"
 TCP = "tcp"
@@ -88,9 +89,6 @@ class PodPeer(NamedTuple):
     def __str__(self) -> str:
         where = f"namespace {self.namespace}" if self.namespaces is None else f"namespaces {self.namespaces}"
         return f"pods {self.pods} of {where}"
-
-
-EVERY_POD = PodPeer("", Selector(), Selector())
 
 
 class IpBlock(NamedTuple):
@@ -207,23 +205,20 @@ def closed_policy(document: Document) -> Policy:
 
 
 def _rules(spec: Document, direction: str, peers_key: str, namespace: str) -> tuple[Rule, ...]:
-    rules = []
-    for n, item in enumerate(_list(spec, direction, "spec")):
-        at = f"spec.{direction}[{n}]"
-        rule = _object(item, at)
-        peers = tuple(
-            _peer(_object(peer, f"{at}.{peers_key}[{m}]"), namespace, f"{at}.{peers_key}[{m}]")
-            for m, peer in enumerate(_list(rule, peers_key, at))
-        )
-        ports = tuple(
-            _port_range(_object(port, f"{at}.ports[{m}]"), f"{at}.ports[{m}]")
-            for m, port in enumerate(_list(rule, "ports", at))
-        )
-        rules.append(Rule(peers or None, ports or None))
-    return tuple(rules)
+    def parse(rule: Document, at: str) -> Rule:
+        peers = _parse_list(rule, peers_key, at, partial(_peer, namespace))
+        return Rule(peers or None, _parse_list(rule, "ports", at, _port_range) or None)
+
+    return _parse_list(spec, direction, "spec", parse)
 
 
-def _peer(document: Document, namespace: str, at: str) -> Peer:
+def _parse_list(document: Document, key: str, at: str, parse: Callable[[Document, str], V]) -> tuple[V, ...]:
+    """Returns the values of a list of objects; `parse` gets each one with its place, for error texts."""
+    places = [(item, f"{at}.{key}[{n}]") for n, item in enumerate(_list(document, key, at))]
+    return tuple(parse(_object(item, place), place) for item, place in places)
+
+
+def _peer(namespace: str, document: Document, at: str) -> Peer:
     pods, namespaces, block = (document.get(key) for key in ("podSelector", "namespaceSelector", "ipBlock"))
     if block is not None and (pods is not None or namespaces is not None):
         raise ValueError(f"{at} has an ipBlock and a selector")

@@ -13,20 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple, TypeVar
 
+from agent.policy.evaluator import EVERY_POD
 from agent.policy.filter_table import EMPTY, AcceptRule, ChainContent, Element, FilterTable, SetChange, Verdict
-from agent.policy.objects import (
-    EGRESS,
-    EVERY_POD,
-    INGRESS,
-    LAST_PORT,
-    IpBlock,
-    NamedPort,
-    Peer,
-    PodPeer,
-    Policy,
-    PortRange,
-    Rule,
-)
+from agent.policy.objects import EGRESS, INGRESS, LAST_PORT, IpBlock, NamedPort, Peer, PodPeer, Policy, PortRange, Rule
 from agent.policy.peer_sets import PeerSets, SetKey, digest
 from agent.policy.selection import LocalPod, PolicySelection
 

@@ -91,22 +91,25 @@ class PolicyService:
             self._gate.start()
         except OSError as error:
             raise from_os_error(error).prefixed("cannot serve network policies: ") from error
-        self._objects.start()
+        for watch in self._objects.watches:
+            watch.start()
         self._repeat(_CHECK_S, self._check)
         self._repeat(_COMPARE_S, self._compare)
         self._repeat(_LOOK_S, self._look)
 
     def stop(self) -> None:
         """Ends the threads; the packet filter stays, and ADDs of pods with policies wait for the next agent."""
-        self._objects.stop()
+        for watch in self._objects.watches:
+            watch.stop()
 
     def is_alive(self) -> bool:
         """Returns whether the threads run."""
-        return self._objects.are_alive()
+        return all(watch.is_alive() for watch in self._objects.watches)
 
     def reconnect(self) -> None:
         """Opens the watches again."""
-        self._objects.reconnect()
+        for watch in self._objects.watches:
+            watch.reconnect()
 
     def _schedule(self) -> None:
         """Schedules a turn: one for all events that have arrived."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import Any
 
-from agent.policy.evaluator import ClusterState, PodConnection, decide_direction, pods_by_address
+from agent.policy.evaluator import ClusterState, PodConnection, decide_direction
 from agent.policy.filter_table import EMPTY
 from agent.policy.objects import EGRESS, INGRESS, parse_namespace, parse_pod, parse_policy
 from agent.policy.plan import FilterPlan
@@ -54,6 +54,17 @@ def parsed(documents: Sequence[Document]) -> ClusterState:
         [parse_policy(policy) for policy in of_kind(documents, "NetworkPolicy")],
         NODES,
     )
+
+
+def pods_by_address(pods):
+    """Returns the pod that has each address: of several the one with the highest precedence, then the highest UID."""
+    holders: dict[Any, Any] = {}
+    for pod in pods:
+        for address in pod.addresses if pod.can_have_policies else ():
+            holder = holders.get(address)
+            if holder is None or (pod.precedence, pod.uid) > (holder.precedence, holder.uid):
+                holders[address] = pod
+    return holders
 
 
 class Documents:

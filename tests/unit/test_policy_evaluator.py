@@ -4,8 +4,9 @@ from ipaddress import ip_address
 
 import pytest
 
-from agent.policy.evaluator import ClusterState, PodConnection, decide, pods_by_address
+from agent.policy.evaluator import ClusterState, PodConnection, decide
 from agent.policy.objects import ClusterPod, parse_policy
+from tests.support.policy_world import pods_by_address
 
 NODES = {"n1": frozenset({ip_address("192.0.2.1")})}
 PODS = [
