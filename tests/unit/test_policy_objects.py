@@ -1,17 +1,13 @@
 """Selectors, pods, namespaces and policies, parsed from the API's documents."""
 
 import re
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_network
 from typing import Any
 
 import pytest
 
 from agent.policy.objects import (
     IpBlock,
-    NamedPort,
-    PodPeer,
-    PortRange,
-    Rule,
     closed_policy,
     parse_namespace,
     parse_pod,
@@ -31,26 +27,19 @@ def select(document):
 
 
 @pytest.mark.parametrize(
-    ("document", "matches", "text"),
+    ("document", "text"),
     [
-        ({}, ["", "app=", "app=a", "app=b", "tier=x"], "all"),
-        ({"matchLabels": {"app": "a"}}, ["app=a"], "app=a"),
-        (expression("app", "In", "b", "a"), ["app=a", "app=b"], "app in (a,b)"),
-        (expression("app", "NotIn", "a"), ["", "app=", "app=b", "tier=x"], "app notin (a)"),
-        (expression("app", "Exists"), ["app=", "app=a", "app=b"], "app"),
-        (expression("app", "DoesNotExist"), ["", "tier=x"], "!app"),
-        ({"matchLabels": {"app": "a"}, **expression("app", "DoesNotExist")}, [], "!app,app=a"),
+        ({}, "all"),
+        ({"matchLabels": {"app": "a"}}, "app=a"),
+        (expression("app", "In", "b", "a"), "app in (a,b)"),
+        (expression("app", "NotIn", "a"), "app notin (a)"),
+        (expression("app", "Exists"), "app"),
+        ({"matchLabels": {"app": "a"}, **expression("app", "DoesNotExist")}, "!app,app=a"),
     ],
 )
-def test_selector(document, matches, text):
-    """A selector matches labels that meet all of its requirements; NotIn and DoesNotExist match a missing key."""
-    labels = {"": {}, "app=": {"app": ""}, "app=a": {"app": "a"}, "app=b": {"app": "b"}, "tier=x": {"tier": "x"}}
-    selector = select(document)
-    assert [name for name, each in labels.items() if selector.matches(each)] == matches
-    assert sorted(str(selector).split(",")) == sorted(text.split(","))
-    for each in (labels[name] for name in matches):  # one of the anchors is among the labels
-        pairs = {("", None), *((key, None) for key in each), *each.items()}
-        assert pairs & set(selector.anchors())
+def test_selector(document, text):
+    """A selector is written as kubectl does."""
+    assert sorted(str(select(document)).split(",")) == sorted(text.split(","))
 
 
 def test_equal_selectors_are_equal_values():
@@ -93,34 +82,12 @@ def pod(**keys):
     return parse_pod(document)
 
 
-def test_pod():
-    """A pod has the addresses of podIPs, or podIP, its node, its creation time, and 0 while it is terminating."""
-    assert pod().addresses == (ip_address("10.0.0.1"),)
-    both = pod(status={"podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}]})
-    assert both.addresses == (ip_address("10.0.0.1"), ip_address("fd00::1"))
-    assert pod(status={"podIP": "", "podIPs": None}).addresses == ()
-    assert (both.namespace, both.name, both.uid, both.node) == ("shop", "web-0", "u-1", "n1")
-    created = pod(metadata={"creationTimestamp": "1970-01-01T00:00:07Z"})
-    assert (created.precedence, pod().precedence) == (7, 0)
-    assert not pod(metadata={"deletionTimestamp": "1970-01-01T00:00:07Z", "creationTimestamp": "x"}).precedence
-    assert created._replace(precedence=0).can_have_policies
-
-
-def test_pod_that_is_nobody():
-    """A pod on the host's network, and one in phase Succeeded or Failed, is not concerned by policies."""
-    assert not pod(spec={"hostNetwork": True}).can_have_policies
-    assert not pod(status={"phase": "Succeeded"}).can_have_policies
-    assert not pod(status={"phase": "Failed"}).can_have_policies
-    assert pod(status={"phase": "Unknown"}).can_have_policies
-
-
-def test_named_ports():
-    """Named ports are those of containers and of sidecars, but not of init containers that end; TCP by default."""
-    web = {"ports": [{"name": "http", "containerPort": 80}, {"containerPort": 81}] * 2}
-    dns = {"ports": [{"name": "dns", "containerPort": 53, "protocol": "UDP"}]}
-    init = [{**dns, "restartPolicy": "Always"}, {"ports": [{"name": "x", "containerPort": 1}]}]
-    ports = pod(spec={"containers": [web], "initContainers": init}).ports
-    assert ports == (NamedPort("http", "tcp", 80), NamedPort("dns", "udp", 53))
+def test_precedence_of_a_pod():
+    """A pod's precedence is its creation time, and 0 while it is terminating; it then still has policies."""
+    created = {"creationTimestamp": "1970-01-01T00:00:07Z"}
+    leaving = pod(metadata={**created, "deletionTimestamp": "1970-01-01T00:00:09Z"})
+    assert (pod(metadata=created).precedence, pod().precedence, leaving.precedence) == (7, 0, 0)
+    assert leaving.can_have_policies
 
 
 def test_static_pod_has_the_uid_of_its_manifest():
@@ -160,71 +127,6 @@ def test_invalid_objects(parse, document, message):
 def policy(**spec):
     parsed: Any = parse_policy({"metadata": {"namespace": "shop", "name": "web"}, "spec": spec})
     return parsed
-
-
-@pytest.mark.parametrize(
-    ("spec", "ingress", "egress"),
-    [
-        ({}, (), None),
-        ({"egress": []}, (), None),
-        ({"egress": [{}]}, (), (Rule(),)),
-        ({"policyTypes": ["Ingress"], "egress": [{}]}, (), None),
-        ({"policyTypes": ["Egress"], "ingress": [{}]}, None, ()),
-        ({"policyTypes": ["Ingress", "Egress"]}, (), ()),
-        ({"ingress": [{}]}, (Rule(),), None),
-        ({"ingress": [{"from": [], "ports": []}]}, (Rule(),), None),
-        ({"ingress": [{"from": None, "ports": None}], "policyTypes": None}, (Rule(),), None),
-        ({"ingress": None}, (), None),
-    ],
-)
-def test_policy_types(spec, ingress, egress):
-    """Without policyTypes a policy isolates ingress, and egress if it has rules; missing and empty lists allow all."""
-    parsed = policy(**spec)
-    assert (parsed.ingress, parsed.egress) == (ingress, egress)
-    assert parsed.pods == ALL
-
-
-def test_peers():
-    """A podSelector alone is for the policy's namespace, a namespaceSelector alone for all pods of its namespaces."""
-    app = {"matchLabels": {"app": "a"}}
-    selector = select(app)
-    block = {"cidr": "10.1.2.3/16", "except": ["10.1.4.0/24", "fd00::/64"]}
-    peers = [
-        {"podSelector": app},
-        {"podSelector": {}},
-        {"namespaceSelector": app},
-        {"namespaceSelector": {}, "podSelector": app},
-        {"ipBlock": block},
-        {"ipBlock": {"cidr": "::/0"}},
-    ]
-    (rule,) = policy(ingress=[{"from": peers}]).ingress
-    assert rule.peers == (
-        PodPeer("shop", None, selector),
-        PodPeer("shop", None, ALL),
-        PodPeer("", selector, ALL),
-        PodPeer("", ALL, selector),
-        IpBlock(ip_network("10.1.0.0/16"), (ip_network("10.1.4.0/24"), ip_network("fd00::/64"))),
-        IpBlock(ip_network("::/0")),
-    )
-
-
-def test_ports():
-    """A port is a number, a range, a name or all of its protocol, which is TCP by default."""
-    ports = [
-        {"port": 80},
-        {"port": 53, "protocol": "UDP", "endPort": 60},
-        {"port": "http", "protocol": "SCTP"},
-        {"protocol": "UDP"},
-        {},
-    ]
-    (rule,) = policy(policyTypes=["Egress"], egress=[{"ports": ports}]).egress
-    assert rule.ports == (
-        PortRange("tcp", 80, 80),
-        PortRange("udp", 53, 60),
-        PortRange("sctp", 0, 0, "http"),
-        PortRange("udp", 0, 65535),
-        PortRange("tcp", 0, 65535),
-    )
 
 
 @pytest.mark.parametrize(("text", "network"), [("010.08.0.0/08", "10.8.0.0/8"), ("0.0.0.0/0", "0.0.0.0/0")])
