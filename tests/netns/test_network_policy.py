@@ -139,32 +139,6 @@ def test_add_waits_for_the_answer(simple, sandbox, listing, generation):
     assert requests == [{"record": files()[0], "generation": generation}]
 
 
-def test_damaged_file_is_as_none(simple, sandbox):
-    """A damaged file of the agent keeps the pod waiting."""
-    write_namespaces("other")
-    Path(policy_node.table.NAMESPACES_FILE).write_text("[")
-    with agent(current) as requests:
-        simple.add(sandbox, args=ARGS)
-    assert len(requests) == 1
-
-
-def test_older_generation_does_not_count(simple, sandbox):
-    """Rule generation: an answer of an older list of namespaces does not count; ADD asks again until one does."""
-    write_namespaces("shop", generation=7)
-    generations = iter([6, 0, 7])
-    with agent(lambda request: {"generation": next(generations)}) as requests:
-        simple.add(sandbox, args=ARGS)
-    assert len(requests) == 3
-
-
-def test_newer_generation_counts(simple, sandbox):
-    """An answer of a newer list counts."""
-    write_namespaces("shop", generation=7)
-    with agent(lambda request: {"generation": 8}) as requests:
-        simple.add(sandbox, args=ARGS)
-    assert len(requests) == 1
-
-
 @pytest.mark.parametrize("first", ["absent", "ended", "silent"])
 def test_add_goes_on_as_soon_as_the_agent_listens(simple, sandbox, first):
     """ADD waits for an agent that starts later, has been killed, or ends without an answer; it does not sleep."""

@@ -155,3 +155,13 @@ def test_older_list_does_not_count():
     with agent(lambda request: {"generation": 6}) as requests:
         assert wait_error()[0] == "it has an older list of namespaces"
     assert 3 <= len(requests) <= 5
+
+
+@pytest.mark.parametrize("last", [7, 8])
+def test_current_or_newer_list_counts(last):
+    """ADD asks again until an answer has the generation that it has read, or a newer one."""
+    write_namespaces("shop", generation=7)
+    generations = iter([6, last])
+    with agent(lambda request: {"generation": next(generations)}) as requests:
+        gate.wait(POD)
+    assert len(requests) == 2
