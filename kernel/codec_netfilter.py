@@ -113,7 +113,7 @@ class SetElementsMessage(nlmsg):  # type: ignore[misc]
 class ObjectMessage(nlmsg):  # type: ignore[misc]
     """NFT_MSG_NEWOBJ and related messages: struct nfgenmsg and NFTA_OBJ_* attributes.
 
-    The content of an object is bytes (kernel.netfilter.nft_counter encodes and decodes it).
+    The content of an object is bytes (kernel.netfilter.nft_table encodes and decodes it).
     """
 
     fields = _FIELDS

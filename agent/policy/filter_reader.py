@@ -6,7 +6,7 @@ from agent.policy import filter_rules
 from agent.policy.filter_rules import BASE
 from agent.policy.filter_table import FilterTable
 from attachment.policy.table import TABLE
-from kernel.netfilter import nft_counter, nft_interval, nft_map, nft_set, nft_table
+from kernel.netfilter import nft_interval, nft_set, nft_table
 from kernel.netfilter.nft import NftSocket
 from kernel.netfilter.nft_rule import is_same_rule
 from kernel.netfilter.nft_set import Set
@@ -15,7 +15,7 @@ from kernel.netfilter.nft_set import Set
 def equals(socket: NftSocket, desired: FilterTable) -> bool:
     """Returns whether the kernel's table has what `desired` has, and nothing else; raises KernelError."""
     content = nft_table.read_table(socket, TABLE)
-    counters = nft_counter.list_counters(socket, TABLE)
+    counters = nft_table.list_counters(socket, TABLE)
     rules = {chain: list(of_chain.values()) for chain, of_chain in BASE.rules.items()}
     rules |= {filter_rules.chain_of(name): filter_rules.rules_of(name, of) for name, of in desired.chains.items()}
     hooks = {chain.name: (chain.hook, False) for chain in rules}
@@ -32,7 +32,9 @@ def equals(socket: NftSocket, desired: FilterTable) -> bool:
 def read_verdicts(socket: NftSocket) -> dict[Set, dict[bytes, str]]:
     """Reads the elements of `BASE.sets`: chains by key, "" in the sets without verdicts; raises KernelError."""
     return {
-        one: nft_map.list_gotos(socket, one) if one.verdicts else dict.fromkeys(nft_set.list_keys(socket, one), "")
+        one: {item.key: item.chain for item in nft_set.list_elements(socket, one)}
+        if one.verdicts
+        else dict.fromkeys(nft_set.list_keys(socket, one), "")
         for one in BASE.sets
     }
 

@@ -6,6 +6,7 @@ userdata; `nft list` prints both as text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from ipaddress import ip_address
@@ -15,14 +16,27 @@ from typing import NamedTuple
 from kernel.codec_netfilter import SetElementsMessage, SetMessage
 from kernel.netfilter import nft_rule
 from kernel.netfilter.nft import ABSENT_ERRNOS, NftSocket, Table, change, retry
-from kernel.netfilter.nft_expression import DATA_VALUE, LIST_ELEM, attribute, attributes, nested, value
+from kernel.netfilter.nft_expression import (
+    ATTRIBUTE,
+    DATA_VALUE,
+    LIST_ELEM,
+    attribute,
+    attributes,
+    nested,
+    value,
+    verdict_data,
+)
 from kernel.rtnl import NLM_F_CREATE, NLM_F_DUMP, Request
 from kernel.wire import Attributes
 from process.values import dataclass
 
 # linux/netfilter/nf_tables.h: NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_*
 _NEWSET, _GETSET, _DELSET, _NEWSETELEM, _GETSETELEM, _DELSETELEM = 0xA09, 0xA0A, 0xA0B, 0xA0C, 0xA0D, 0xA0E
-_ELEM_KEY, _ELEM_USERDATA = 1, 6  # NFTA_SET_ELEM_*
+_ELEM_KEY, _ELEM_DATA, _ELEM_USERDATA = 1, 2, 6  # NFTA_SET_ELEM_*
+# A verdict: NFTA_VERDICT_CODE, then NFTA_VERDICT_CHAIN.
+_GOTO = re.compile(
+    re.escape(ATTRIBUTE.pack(8, 1) + nft_rule.GOTO.to_bytes(4, "big", signed=True)) + rb"..\x02\0([^\0]*)\0", re.DOTALL
+)
 _TYPE_BITS = 6  # for each part's type in the type of a concatenation (nft's TYPE_BITS)
 _UDATA_KEY_BYTE_ORDER, _UDATA_COMMENT = 0, 7  # NFTNL_UDATA_SET_*
 _HOST, _NETWORK, _NONE = 1, 2, 0  # nft's enum byteorder
@@ -53,8 +67,8 @@ PORT, PADDED_PORT = Part(13, 2, _NETWORK), Part(13, 4, _NETWORK)  # a whole key,
 class Set:
     """A set of a table; its elements are concatenations of the parts of `key`; the comment is set on creation.
 
-    The elements of an `interval` set, whose key has one part, are in kernel.netfilter.nft_interval; those of a map with
-    `verdicts` in kernel.netfilter.nft_map.
+    The elements of an `interval` set, whose key has one part, are in kernel.netfilter.nft_interval. With `verdicts` it
+    is a map from keys to verdicts.
     """
 
     table: Table
@@ -69,10 +83,14 @@ class Set:
 
 
 class Element(NamedTuple):
-    """An element: its key, and userdata as kernel.netfilter.nft_rule builds and parses it."""
+    """An element: its key, and userdata as kernel.netfilter.nft_rule builds and parses it.
+
+    In a map with verdicts `chain` is the chain in which packets continue without returning, "" for another verdict.
+    """
 
     key: bytes
     userdata: bytes = b""
+    chain: str = ""
 
 
 def byte_filter(parts: Iterable[bytes]) -> Callable[[bytes], bool]:
@@ -108,19 +126,20 @@ def set_request(nft_set: Set) -> Request:
 
 
 def add_element_requests(nft_set: Set, elements: Iterable[Element]) -> list[Request]:
-    """Builds the requests that add elements; existing keys are left unchanged."""
-    encoded, keys = [], []
-    for item in elements:
-        keys.append(item.key)
+    """Builds the requests that add elements; existing keys are left unchanged (EEXIST: the key has another chain)."""
+    items = list(elements)
+    encoded = []
+    for item in items:
         userdata = attribute(_ELEM_USERDATA, item.userdata) if item.userdata else b""
-        encoded.append(nested(LIST_ELEM, value(_ELEM_KEY, item.key), userdata))
-    return add_encoded_requests(nft_set, encoded, lambda start, end: _text(nft_set, keys[start:end]))
+        verdict = verdict_data(_ELEM_DATA, nft_rule.GOTO, item.chain) if item.chain else b""
+        encoded.append(nested(LIST_ELEM, value(_ELEM_KEY, item.key), verdict, userdata))
+    return add_encoded_requests(nft_set, encoded, lambda start, end: _text(nft_set, items[start:end]))
 
 
 def delete_element_requests(nft_set: Set, keys: Iterable[bytes]) -> list[Request]:
     """Builds the requests that delete elements; refused if one is absent (ENOENT)."""
-    removed = list(keys)
-    encoded = [nested(LIST_ELEM, value(_ELEM_KEY, key)) for key in removed]
+    removed = list(map(Element, keys))
+    encoded = [nested(LIST_ELEM, value(_ELEM_KEY, item.key)) for item in removed]
     return delete_encoded_requests(nft_set, encoded, lambda start, end: _text(nft_set, removed[start:end]))
 
 
@@ -273,14 +292,10 @@ def _element_requests(
     return requests
 
 
-def _text(nft_set: Set, keys: Sequence[bytes]) -> str:
-    """Returns keys as `nft list` shows them: "{ 10.1.2.3 . eth0, ... }"."""
-    return "{ " + ", ".join(key_text(nft_set, key) for key in keys) + " }"
-
-
-def key_text(nft_set: Set, key: bytes) -> str:
-    """Returns a key as `nft list` shows it: "10.1.2.3 . eth0"."""
-    return " . ".join(_parts(nft_set, key))
+def _text(nft_set: Set, elements: Iterable[Element]) -> str:
+    """Returns elements as `nft list` shows them: "{ 10.1.2.3 . eth0, ... }"."""
+    texts = (" . ".join(_parts(nft_set, item.key)) + f" : goto {item.chain}" * bool(item.chain) for item in elements)
+    return "{ " + ", ".join(texts) + " }"
 
 
 def _parts(nft_set: Set, key: bytes) -> Iterator[str]:
@@ -299,4 +314,6 @@ def _parts(nft_set: Set, key: bytes) -> Iterator[str]:
 def _read(element: bytes) -> Element:
     existing = {kind: content for kind, _, content in attributes(element)}
     data = {kind: content for kind, _, content in attributes(existing.get(_ELEM_KEY, b""))}
-    return Element(data.get(DATA_VALUE, b""), existing.get(_ELEM_USERDATA, b""))
+    goto = _GOTO.search(existing.get(_ELEM_DATA, b""))
+    chain = goto[1].decode(errors="replace") if goto else ""
+    return Element(data.get(DATA_VALUE, b""), existing.get(_ELEM_USERDATA, b""), chain)

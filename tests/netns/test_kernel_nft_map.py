@@ -6,7 +6,7 @@ from ipaddress import ip_address
 import pytest
 
 from kernel.errors import KernelError
-from kernel.netfilter import nft, nft_counter, nft_expression, nft_map, nft_rule, nft_set, nft_table
+from kernel.netfilter import nft, nft_expression, nft_rule, nft_set, nft_table
 from kernel.netfilter.nft import Chain, Table
 from kernel.netfilter.nft_set import IPV4_ADDRESS, IPV6_ADDRESS, PADDED_PORT, Element, Set
 from tests.support.netstate import nft_rules
@@ -26,22 +26,32 @@ def create(netfilter, *requests):
     nft.change(netfilter, nft.table_request(TABLE), *maps, *chains, *requests)
 
 
+def goto_requests(version, chain):
+    """Returns the requests that map a key to a chain."""
+    return nft_set.add_element_requests(MAPS[version], [Element(ONE[version], chain=chain)])
+
+
+def list_chains(netfilter, verdict_map):
+    """Returns the chain of each key of a map."""
+    return {item.key: item.chain for item in nft_set.list_elements(netfilter, verdict_map)}
+
+
 @pytest.mark.parametrize("version", [4, 6])
 def test_verdict_maps(netfilter, host, version):
     """An element maps a key to a chain; the chain cannot be deleted meanwhile, nor the key be mapped to another one."""
-    create(netfilter, *nft_map.add_goto_requests(MAPS[version], {ONE[version]: "target"}))
-    assert nft_map.list_gotos(netfilter, MAPS[version]) == {ONE[version]: "target"}
+    create(netfilter, *goto_requests(version, "target"))
+    assert list_chains(netfilter, MAPS[version]) == {ONE[version]: "target"}
     assert f"elements = {{ {ip_address(ONE[version])} : goto target }}" in "".join(nft_rules(host))
     with pytest.raises(KernelError) as error:
-        nft.change(netfilter, *nft_map.add_goto_requests(MAPS[version], {ONE[version]: "c"}))
+        nft.change(netfilter, *goto_requests(version, "c"))
     assert error.value.errno == errno.EEXIST
     with pytest.raises(KernelError) as error:
         nft.change(netfilter, nft.delete_chain_request(TARGET))
     assert error.value.errno == errno.EBUSY
-    (request,) = nft_map.add_goto_requests(MAPS[version], {ONE[version]: "target"})
+    (request,) = goto_requests(version, "target")
     assert request.describe() == f"add to set t m{version} {{ {ip_address(ONE[version])} : goto target }}"
     nft.change(netfilter, *nft_set.delete_element_requests(MAPS[version], [ONE[version]]))
-    assert nft_map.list_gotos(netfilter, MAPS[version]) == {}
+    assert list_chains(netfilter, MAPS[version]) == {}
 
 
 def test_other_verdicts(netfilter, host):
@@ -49,25 +59,25 @@ def test_other_verdicts(netfilter, host):
     create(netfilter)
     host.run("nft", "add element inet t m4 { 10.0.0.1 : accept, 10.0.0.2 : jump c, 10.0.0.3 : goto c }")
     addresses = (ip_address(f"10.0.0.{n}").packed for n in (1, 2, 3))
-    assert nft_map.list_gotos(netfilter, MAPS[4]) == dict(zip(addresses, ("", "", "c"), strict=True))
+    assert list_chains(netfilter, MAPS[4]) == dict(zip(addresses, ("", "", "c"), strict=True))
 
 
 def test_counters(netfilter, host):
     """A named counter keeps its packets when the rule that refers to it is replaced, and cannot be deleted before."""
     rule = nft_expression.count("drops") + nft_rule.DROP
-    create(netfilter, nft_counter.counter_request(TABLE, "drops"), nft.rule_request(CHAIN, rule))
+    create(netfilter, nft_table.counter_request(TABLE, "drops"), nft.rule_request(CHAIN, rule))
     assert 'counter name "drops" drop' in "".join(nft_rules(host))
     host.run("nft", "add chain inet t o { type filter hook output priority 0; ip daddr 127.0.0.9 jump c; }")
     host.run("ping", "-c1", "-W0.1", "127.0.0.9", check=False)
-    assert nft_counter.list_counters(netfilter, TABLE) == {"drops": 1}
+    assert nft_table.list_counters(netfilter, TABLE) == {"drops": 1}
     again = nft.flush_chain_request(CHAIN), nft.rule_request(CHAIN, rule)
-    nft.change(netfilter, nft_counter.counter_request(TABLE, "drops"), *again)
-    assert nft_counter.list_counters(netfilter, TABLE) == {"drops": 1}
+    nft.change(netfilter, nft_table.counter_request(TABLE, "drops"), *again)
+    assert nft_table.list_counters(netfilter, TABLE) == {"drops": 1}
     with pytest.raises(KernelError) as error:
-        nft.change(netfilter, nft_counter.delete_counter_request(TABLE, "drops"))
+        nft.change(netfilter, nft_table.delete_counter_request(TABLE, "drops"))
     assert error.value.errno == errno.EBUSY
-    nft.change(netfilter, nft.flush_chain_request(CHAIN), nft_counter.delete_counter_request(TABLE, "drops"))
-    assert nft_counter.list_counters(netfilter, TABLE) == {}
+    nft.change(netfilter, nft.flush_chain_request(CHAIN), nft_table.delete_counter_request(TABLE, "drops"))
+    assert nft_table.list_counters(netfilter, TABLE) == {}
 
 
 def test_a_whole_table(netfilter, host):
