@@ -37,25 +37,25 @@ class NewestPolicies:
         if self._is_asking or not self._waiting:
             return
         self._is_asking = True
-        asked, self._waiting = self._waiting, {}
-        threading.Thread(target=self._run, args=(asked,), name="newest-policies", daemon=True).start()
+        questions, self._waiting = self._waiting, {}
+        threading.Thread(target=self._run, args=(questions,), name="newest-policies", daemon=True).start()
 
-    def _run(self, asked: dict[str, list[Done]]) -> None:
+    def _run(self, questions: dict[str, list[Done]]) -> None:
         """Asks for each namespace, in the thread."""
         revisions: dict[str, int] = {}
         try:
-            for namespace in asked:
+            for namespace in questions:
                 query = {"fieldSelector": f"metadata.namespace={namespace}"}
                 revisions[namespace] = max(self._client.list_objects(POLICIES, _revision_of, query).items, default=0)
         except ApiError as error:
             self._log(f"API server: {error}")
             time.sleep(_RETRY_S)
         finally:
-            self._put(partial(self._finish, asked, revisions))
+            self._put(partial(self._finish, questions, revisions))
 
-    def _finish(self, asked: dict[str, list[Done]], revisions: dict[str, int]) -> None:
+    def _finish(self, questions: dict[str, list[Done]], revisions: dict[str, int]) -> None:
         self._is_asking = False
-        for namespace, calls in asked.items():
+        for namespace, calls in questions.items():
             for done in calls:
                 if namespace in revisions:
                     done(revisions[namespace])
