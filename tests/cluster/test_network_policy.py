@@ -1,12 +1,12 @@
 """podwire-agent with --network-policy, the built plugins and real packets, on a node with the API server's double."""
 
-import contextlib
 import json
 import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,12 @@ from tests.support.cluster_world import World, world
 from tests.support.kubernetes_store import NAMESPACES, PODS, POLICIES
 from tests.support.machine import eventually
 from tests.support.namespaces import Namespace
-from tests.support.sockets import NO_ANSWER_S, call, open_socket, service
+from tests.support.policy_flood import Flood
+from tests.support.sockets import NO_ANSWER_S, call, service
 
 pytestmark = pytest.mark.timeout(1000)
 
 CONF = f"--conf={manifests.NETWORK_POLICY / '10-podwire.conflist'}"
-UDP_PORT = 5000
 DENY = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 FROM_CLIENTS = {
     "podSelector": {"matchLabels": {"app": "db"}},
@@ -101,36 +101,6 @@ def become(expected: bool, source: Pod, target: Pod) -> bool:
     return eventually(lambda: all(reaches(source, target, version) == expected for version in (4, 6)), within_s=10)
 
 
-@contextlib.contextmanager
-def flood(source: Pod, ip: str) -> Iterator[None]:
-    """Sends datagrams to an address all the time, also while no pod has it."""
-    stopped = threading.Event()
-
-    def run() -> None:
-        with open_socket(source.namespace, "udp", "0.0.0.0") as sender:
-            while not stopped.wait(0.0005):
-                with contextlib.suppress(OSError):
-                    sender.sendto(b"x", (ip, UDP_PORT))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        thread.join()
-
-
-def received(sock: Any) -> int:
-    """Returns the number of datagrams that wait in a socket."""
-    sock.setblocking(False)
-    count = 0
-    with contextlib.suppress(BlockingIOError):
-        while sock.recv(100):
-            count += 1
-    return count
-
-
 def new_namespace(cluster: Cluster, name: str) -> Namespace:
     """Creates a pod's network namespace before ADD."""
     cluster.node.run("ip", "netns", "add", name)
@@ -152,12 +122,16 @@ def test_a_pod_is_isolated_from_its_first_packet(cluster, address):
     stranger, client = cluster.start("web", "stranger", "other"), cluster.start("web", "client", "client")
     for name, sender, is_allowed in (("db-0", stranger, False), ("db-1", client, True)):
         namespace = new_namespace(cluster, name)
-        with open_socket(namespace, "udp", "0.0.0.0", UDP_PORT) as receiver, flood(sender, address):
+        flood = Flood()
+        with ExitStack() as stack, flood.running():
+            received = flood.receive(stack, namespace)
+            flood.to(stack, sender.namespace, b"x", [address])
             pod = cluster.start("shop", name, "db", "--args", f"IP={address}")
             assert pod.addresses[4] == address
             assert not reaches(stranger, pod)
             assert reaches(client, pod), "the first connection that a policy allows"
-            assert (received(receiver) > 0) == is_allowed
+            flood.settle()
+        assert (received[b"x"] > 0) == is_allowed
         assert not reaches(pod, client), "egress is denied"
         cluster.stop("shop", name)
 
@@ -217,35 +191,6 @@ def test_without_agent_only_pods_without_policies_start(cluster):
     for version in (4, 6):
         assert [reaches(one, late, version) for one in (stranger, client, other)] == [False, True, True]
         assert [reaches(one, db, version) for one in (stranger, client, other)] == [False, True, True]
-
-
-def test_the_filter_never_opens_while_an_agent_is_replaced(cluster):
-    """No datagram that a policy denies arrives while the agent is killed and started again."""
-    cluster.policy("shop", "from-clients", FROM_CLIENTS)
-    wait_listed(cluster, "shop")
-    stranger, db = cluster.start("web", "stranger", "other"), cluster.start("shop", "db", "db")
-    with (
-        open_socket(db.namespace, "udp", "0.0.0.0", UDP_PORT) as receiver,
-        flood(stranger, db.addresses[4]),
-    ):
-        for _ in range(3):
-            cluster.agent.stop(signal.SIGKILL)
-            cluster.world.restart(0).wait_ready()
-        assert received(receiver) == 0
-
-
-def test_an_address_is_free_of_policies_with_the_next_pod(cluster):
-    """A pod without policies that gets the address of one with policies is open, and the other way round closed."""
-    cluster.policy("shop", "from-clients", FROM_CLIENTS)
-    wait_listed(cluster, "shop")
-    stranger, address = cluster.start("web", "stranger", "other"), ("--args", "IP=10.244.1.100")
-    for number in range(4):
-        closed = cluster.start("shop", f"db-{number}", "db", *address)
-        assert not reaches(stranger, closed)
-        cluster.node.delete(f"db-{number}")  # its object stays, as that of a finished or a terminating pod
-        opened = cluster.start("web", f"web-{number}", "db", *address)
-        assert reaches(stranger, opened)
-        cluster.node.delete(f"web-{number}")
 
 
 def test_strict_waits_for_policies_as_new_as_the_pod(cluster):

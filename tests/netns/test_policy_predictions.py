@@ -4,40 +4,18 @@ from random import Random
 
 import pytest
 
-from agent.policy.evaluator import PodConnection, decide_direction
-from agent.policy.filter_table import EMPTY, AcceptRule
-from agent.policy.objects import EGRESS, INGRESS
+from agent.policy.evaluator import PodConnection
+from agent.policy.filter_table import AcceptRule
 from kernel.netfilter.packet import ICMP, ICMPV6, NEW, TCP, UDP, Packet
 from kernel.netfilter.ruleset import read_ruleset
 from podwire.predictions.evaluation import FORWARD, Fate, traverse
 from tests.support.policy_tables import pod, table_of
-from tests.support.policy_world import World
+from tests.support.policy_world import KernelWorld
 
 pytestmark = pytest.mark.needs("nft_inet", "br_netfilter", "nft_nat")
 
 CASES = 400
 _PROTOCOLS = {"tcp": TCP, "udp": UDP, "sctp": 132}
-
-
-class KernelWorld(World):
-    """A random cluster whose node's filter is the kernel's."""
-
-    def __init__(self, random, node_filter):
-        super().__init__(random)
-        self.node_filter = node_filter
-        node_filter.compare(EMPTY)
-
-    def decisions(self, connection):
-        """Returns the evaluator's decisions at the ends on this node whose objects are known."""
-        cluster = self.cluster()
-        local = {address for record in self.records.values() for address in record.addresses}
-        ends = ((connection.source, EGRESS), (connection.destination, INGRESS))
-        return [decide_direction(cluster, connection, one) for address, one in ends if address in local]
-
-    def update(self):
-        """Applies the changes of the plan."""
-        self.table, changes = self.plan.update()
-        self.node_filter.apply(self.table, changes)
 
 
 def packet_of(connection):
@@ -59,10 +37,11 @@ def test_predictions_are_the_evaluators(policed_node, node_filter, seed):
         for _ in range(20):
             world.change()
         world.update()
+        cluster = world.cluster()
         with policed_node.host.entered():
             ruleset = read_ruleset()
             for connection in (world.connection() for _ in range(100)):
-                decisions = world.decisions(connection)
+                decisions = world.decisions(cluster, connection)
                 is_usual = all(each.pod and not each.exemption for each in decisions)
                 if is_usual and any(each.policies for each in decisions):
                     outcome = traverse(ruleset, packet_of(connection), FORWARD)

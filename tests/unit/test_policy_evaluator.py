@@ -1,4 +1,4 @@
-"""The evaluator's choice of a pod for an address, and its sentences; test_policy_oracle.py has its decisions."""
+"""The sentences of the evaluator; test_policy_oracle.py has its decisions."""
 
 from ipaddress import ip_address
 
@@ -17,15 +17,6 @@ PODS = [
 WEB, DB, OTHER, NODE, FAR = "10.0.0.1", "10.0.0.2", "10.0.1.1", "192.0.2.1", "198.51.100.1"
 DENY, DENY_EGRESS = {"policyTypes": ["Ingress"]}, {"policyTypes": ["Egress"]}
 FROM_WEB = {"ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}]}
-
-
-def test_address_of_several_pods():
-    """Of several pods with one address the youngest has it that is neither finished nor terminating."""
-    old, young = (PODS[0]._replace(uid=str(n), precedence=n) for n in (1, 2))
-    finished, terminating = young._replace(is_finished=True, precedence=9), young._replace(uid="3", precedence=0)
-    address = old.addresses[0]
-    for pods in ([old, young, finished, terminating], [terminating, finished, young, old]):
-        assert pods_by_address(pods)[address] is young
 
 
 @pytest.mark.parametrize(
