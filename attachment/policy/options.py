@@ -24,8 +24,10 @@ from cni.conf import LISTED_AT, Attachment, NetConf
 from cni.errors import CniError, Code, internal, invalid_conf, run_all
 from cni.keys import BOOLEAN, Key
 from cni.result import Result
+from kernel import link
 from kernel.netfilter import nft, nft_set
 from kernel.netfilter.owned import REPAIR_HINT
+from kernel.rtnl import Socket
 from process.undo import Undo
 
 KEY = Key("networkPolicy", (BOOLEAN,))
@@ -80,6 +82,22 @@ def remove(args: CmdArgs, net_conf: NetConf) -> None:
     _delete(file_name)
     if net_conf.fields.has(KEY.name):
         records.delete_draft(file_name)
+
+
+def remove_rules(args: CmdArgs, net_conf: NetConf) -> None:
+    """Removes what `repair` has restored for a pod that DEL has deleted meanwhile; raises CniError, KernelError.
+
+    If the port exists, the pod runs, perhaps as a new container of the same name: it keeps its guard and its record.
+    """
+    file_name = records.file_name_of(net_conf.name, args.container_id, args.ifname)
+    try:
+        pod = records.read(file_name)
+    except (OSError, ValueError):
+        return
+    with Socket() as host:
+        (port,) = link.get(host, link.by_name_request(pod.host_veth))
+    if port is None:
+        _delete(file_name)
 
 
 def release_lease(args: CmdArgs, net_conf: NetConf) -> None:

@@ -150,7 +150,7 @@ def cmd_remove_rules(args: CmdArgs, net_conf: NetConf) -> None:
     """Removes the attachment's rules, for `podwire repair`; interface and addresses stay (skel.Plugin)."""
     run_all(
         partial(masquerade_options.remove_rules, args, net_conf, _mac_spoof_removal_step(args, net_conf)),
-        partial(policy.remove, args, net_conf),
+        partial(policy.remove_rules, args, net_conf),
     )
 
 

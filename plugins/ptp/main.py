@@ -149,7 +149,7 @@ def cmd_repair(args: CmdArgs, net_conf: NetConf) -> None:
 
 def cmd_remove_rules(args: CmdArgs, net_conf: NetConf) -> None:
     """Removes the attachment's rules."""
-    run_all(partial(masquerade_options.remove_rules, args, net_conf), partial(policy.remove, args, net_conf))
+    run_all(partial(masquerade_options.remove_rules, args, net_conf), partial(policy.remove_rules, args, net_conf))
 
 
 PLUGIN = Plugin(

@@ -1,5 +1,6 @@
 """The guard of a pod's port (attachment.policy.port_guard), by frames: what a pod with networkPolicy can send."""
 
+import json
 import socket
 from collections.abc import Iterator
 
@@ -20,6 +21,9 @@ from scapy.layers.inet6 import (
 from scapy.layers.l2 import ARP, Dot1Q, Ether
 from scapy.packet import Packet, Raw
 
+from attachment.policy import options
+from cni import conf
+from cni.args import CmdArgs
 from tests.support import dhcp_node, policy_node
 from tests.support.attaching import Network, address, host_end, reaches
 from tests.support.dhcp import SERVER
@@ -248,6 +252,22 @@ def test_check_finds_a_lost_guard_and_repair_restores_it(fixture, request, new_s
     network.check(one, result)
     network.host.run("nft", "delete", "element", family, "podwire_guard", "ports", f'{{ "{port}" }}')
     assert f'set podwire_guard ports has no element of "{port}"' in network.check_error(one, result)
+
+
+def test_repair_removes_nothing_of_a_running_pod(bridge, sandbox):
+    """A repair that was too late removes what a deleted pod has left, but neither guard nor record of a running one."""
+    network = bridge.having(networkPolicy=True, bridgeNetfilter=True)
+    result = network.add(sandbox)
+    args = CmdArgs("DEL", sandbox.name, "", "eth0", "", (), {})
+    net_conf = conf.parse(json.dumps(network.config).encode())
+    with network.host.entered():
+        options.remove_rules(args, net_conf)
+        network.check(sandbox, result)
+        network.host.ip("link", "del", host_end(result))
+        options.remove_rules(args, net_conf)
+        options.remove_rules(args, net_conf)
+    assert policy_node.files() == []
+    assert host_end(result) not in network.host.run("nft", "list", "ruleset")
 
 
 def test_dhcp_of_a_guarded_port(host, new_sandbox, sandbox, tmp_path):
