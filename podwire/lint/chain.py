@@ -111,6 +111,9 @@ def _check_order(items: Sequence[PluginEntry]) -> None:
         if item.type == "firewall" and item.get("ingressPolicy") in _POLICIES and first.type == "ptp":
             text = f'"ingressPolicy": "{item.get("ingressPolicy")}" needs a bridge, but this network has none'
             item.warn("ingressPolicy", text, "remove the key, or use bridge")
+        if item.type == "tuning" and item.get("mac") and first.get("networkPolicy"):
+            text = '"networkPolicy" drops what the pod sends from another MAC address than ADD has given it'
+            item.error("mac", text, 'remove the key, or use bridge with "capabilities": {"mac": true}')
 
 
 def _check_backends(items: Sequence[PluginEntry]) -> None:
