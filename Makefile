@@ -294,7 +294,7 @@ nightly: needs-test binaries kubernetes ## run all of tests/hard, then tests/net
 	@$(call say,nightly)
 	@rm -rf build/promises
 	$(PY) -m pytest --nightly tests/unit
-	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --nightly tests/hard tests/cluster/test_pool_faults.py
+	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --nightly tests/hard tests/cluster/test_pool_faults.py tests/cluster/test_policy_*.py
 	@$(PY) -m tests.promises
 	@$(PYTHON) -m tests.runner cluster clients newer-clients
 	@$(PY) -m tests.clients.tested
