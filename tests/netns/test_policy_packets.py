@@ -113,18 +113,3 @@ def test_services(policed_node, node_filter, version, numbers):
     name = f"b{version}-1"
     node_filter.apply(table_of([one], [AcceptRule(version, name)], {name: {(client, client)}}, egress=False))
     assert reached() == [set(), {two}, {two}, {one}, {one}, {one}]
-
-
-@pytest.mark.parametrize("version", [4, 6])
-def test_packets_that_the_node_translated(policed_node, node_filter, version):
-    """Packets of pods that leave the node through the hook output, as IPVS sends them, are judged as forwarded ones.
-
-    The test's process sends them with a pod's source address.
-    """
-    one, two = pod(1, version), pod(9, version)
-    there, allowed = PodConnection(one, two, "udp", 80), PodConnection(one, two, "udp", 81)
-    rules = [AcceptRule(protocol="udp", ports=(81, 81))]
-    for direction in ({"egress": False}, {"ingress": False}):
-        node_filter.apply(table_of([one, two], rules, **direction))
-        assert policed_node.passed(there, allowed, place=policed_node.host) == [False, True]
-        assert policed_node.passed(PodConnection(NODE[version], two, "udp", 80)) == [True]

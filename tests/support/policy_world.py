@@ -58,13 +58,8 @@ def parsed(documents: Sequence[Document]) -> ClusterState:
 
 def pods_by_address(pods):
     """Returns the pod that has each address: of several the one with the highest precedence, then the highest UID."""
-    holders: dict[Any, Any] = {}
-    for pod in pods:
-        for address in pod.addresses if pod.can_have_policies else ():
-            holder = holders.get(address)
-            if holder is None or (pod.precedence, pod.uid) > (holder.precedence, holder.uid):
-                holders[address] = pod
-    return holders
+    ordered = sorted(pods, key=lambda pod: (pod.precedence, pod.uid))
+    return {address: pod for pod in ordered if pod.can_have_policies for address in pod.addresses}
 
 
 class Documents:

@@ -1,7 +1,6 @@
 """The plan of the filter: its names, and the objects that stay; test_policy_oracle.py has what the filter accepts."""
 
 from ipaddress import ip_address
-from typing import Any
 
 import pytest
 
@@ -144,22 +143,6 @@ def test_change_of_a_policy_replaces_its_chain_only(node):
     assert after.chains[other] is before.chains[other]
     assert len(after.sets) == 2
     assert all(after.sets[name] is before.sets[name] for name in after.sets if name.startswith("s4"))
-
-
-def test_set_that_is_used_again_is_the_same(node):
-    """A set that is released and used again between two tables reports the difference of what it was."""
-    spec: Any = {"ingress": [{"from": [{"podSelector": {}}]}]}
-    node.set_policy("all", **spec)
-    node.add("web", A)
-    before = node.table
-    (name,) = before.sets
-    node.set_pod("db", B)
-    node.selection.remove_policy("shop", "all")
-    node.set_pod("cache", C)
-    node.set_policy("all", **spec)
-    table, changes = node.plan.update()
-    assert table.sets[name] is before.sets[name]
-    assert changes == {name: SetChange({B, C}, set())}
 
 
 def test_record_that_is_set_again_gives_new_verdicts(node):
