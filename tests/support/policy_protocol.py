@@ -161,9 +161,10 @@ class Model:
     def _plugin_steps(self, state: State, name: str) -> Iterator[tuple[str, State]]:
         pod = state.pod(name)
         if pod.phase == "desired":
-            free = [one for one in _ADDRESSES if all(state.pod(other).address != one for other in _NAMES)]
-            adding = pod._replace(phase="adding", address=free[0])
-            yield f"ADD of {name} gets an address", state.with_pod(name, adding)
+            for free in _ADDRESSES:
+                if all(state.pod(other).address != free for other in _NAMES):
+                    adding = pod._replace(phase="adding", address=free)
+                    yield f"ADD of {name} gets address {free}", state.with_pod(name, adding)
         elif pod.phase == "adding":
             yield (
                 f"ADD of {name} writes the record",
@@ -269,6 +270,8 @@ def _is_desired(state: State) -> bool:
 
 def _canonical(state: State) -> State:
     """Returns the state with small generations of the same order, and without what decides nothing any more."""
+    if state.P.address == 1 or (state.P.address < 0 and state.Q.address == 1):  # the addresses differ by nothing else
+        state = _exchanged(state)
     pods = [_reduced(state, state.pod(name)) for name in _NAMES]
     used = {one for pod in pods for one in (pod.awaited, pod.answered) if one}
     used |= {one.generation for one in (state.file, state.read and state.read.file) if one}
@@ -283,6 +286,13 @@ def _canonical(state: State) -> State:
     ]
     read = state.read and state.read._replace(file=file(state.read.file))
     return state._replace(file=state.file and file(state.file), read=read, P=pods[0], Q=pods[1])
+
+
+def _exchanged(state: State) -> State:
+    """Returns the state with each address in the place of the other."""
+    pods = [pod if pod.address < 0 else pod._replace(address=1 - pod.address) for pod in (state.P, state.Q)]
+    read = state.read and state.read._replace(address=1 - state.read.address)
+    return state._replace(filter=state.filter[::-1], read=read, P=pods[0], Q=pods[1])
 
 
 def _reduced(state: State, pod: Pod) -> Pod:
