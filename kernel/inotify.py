@@ -14,8 +14,7 @@ from typing import NamedTuple
 import _podwire
 
 # linux/inotify.h
-CREATED, DELETED, MOVED_TO, MOVED_FROM = 0x100, 0x200, 0x80, 0x40
-OVERFLOW, IGNORED = 0x4000, 0x8000
+DELETED, MOVED_TO, OVERFLOW = 0x200, 0x80, 0x4000
 _EVENT = struct.Struct("=iIII")
 _READ_BYTES = 64 << 10
 
