@@ -34,7 +34,7 @@ FIRST_SYN_S = 0.9  # a dropped one is sent again after a second
 ONE_PEER = [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "client"}}}]
 ALLOW_PEER = {"podSelector": {}, "ingress": [{"from": ONE_PEER}], "egress": [{"to": ONE_PEER}]}
 
-# By receiver: whose datagrams policies allow. "db" is denied everything but the peer.
+# By receiver: the senders that policies allow. "db" is denied everything but the peer.
 ALLOWED = {
     "db": (),
     "open": ("stranger", "open"),
@@ -188,7 +188,7 @@ class Race:
 
 @pytest.fixture
 def race(tmp_path) -> Iterator[Race]:
-    """Two nodes, whose plugins log their steps; in the namespace shop everything is denied but one peer."""
+    """Two nodes with plugins that log their steps; in the namespace shop everything is denied but one peer."""
     conf = json.loads((manifests.NETWORK_POLICY / "10-podwire.conflist").read_text())
     conf["plugins"][0] |= {"logFile": str(tmp_path / "verbs.log"), "logLevel": "debug"}
     (tmp_path / "10-podwire.conflist").write_text(json.dumps(conf))
