@@ -21,39 +21,33 @@ ADDRESSES = {
 }
 A, B = ADDRESSES[4][:2]
 A6, B6 = ADDRESSES[6][:2]
+_EGRESS_RULES = (
+    AcceptRule(4, protocol="tcp", pair_set="p4-1"),
+    AcceptRule(6, protocol="udp", pair_set="p6-1"),
+    AcceptRule(4, "s4-1", "tcp"),
+)
+_INGRESS_RULES = (
+    AcceptRule(4, "s4-1"),
+    AcceptRule(6, "s6-1", "tcp", (80, 80)),
+    AcceptRule(4, "b4-1", "udp", (80, 90)),
+    AcceptRule(0, "", "sctp", None, "t-1"),
+    AcceptRule(6, "b6-1"),
+    AcceptRule(protocol="tcp"),
+    AcceptRule(),
+)
+_BLOCKS = ("0.0.0.0", "9.255.255.255"), ("11.0.0.0", "255.255.255.255")
 SAMPLE = FilterTable(
     {A: Verdict("e-1", "i-1"), A6: Verdict("", "i-1"), B: Verdict("e-1", "")},
     {
-        "e-1": ChainContent(
-            "egress of shop: default-deny",
-            (
-                AcceptRule(4, protocol="tcp", pair_set="p4-1"),
-                AcceptRule(6, protocol="udp", pair_set="p6-1"),
-                AcceptRule(4, "s4-1", "tcp"),
-            ),
-        ),
-        "i-1": ChainContent(
-            'ingress of shop: "web"',
-            (
-                AcceptRule(4, "s4-1"),
-                AcceptRule(6, "s6-1", "tcp", (80, 80)),
-                AcceptRule(4, "b4-1", "udp", (80, 90)),
-                AcceptRule(0, "", "sctp", None, "t-1"),
-                AcceptRule(6, "b6-1"),
-                AcceptRule(protocol="tcp"),
-                AcceptRule(),
-            ),
-        ),
+        "e-1": ChainContent("egress of shop: default-deny", _EGRESS_RULES),
+        "i-1": ChainContent('ingress of shop: "web"', _INGRESS_RULES),
     },
     {
         "p4-1": frozenset({(B, 80), (ADDRESSES[4][2], 65535)}),
         "p6-1": frozenset({(B6, 53)}),
         "s4-1": frozenset(ADDRESSES[4][3:5]),
         "s6-1": frozenset(ADDRESSES[6][3:5]),
-        "b4-1": frozenset(
-            (ip_address(first), ip_address(last))
-            for first, last in (("0.0.0.0", "9.255.255.255"), ("11.0.0.0", "255.255.255.255"))
-        ),
+        "b4-1": frozenset((ip_address(first), ip_address(last)) for first, last in _BLOCKS),
         "b6-1": frozenset({(ip_address("::"), ip_address("fcff::"))}),
         "t-1": frozenset({(1, 5), (80, 80), (65000, 65535)}),
     },

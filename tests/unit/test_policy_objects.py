@@ -108,11 +108,7 @@ def test_equal_pods_share_their_labels():
     [
         (parse_pod, {"metadata": {"namespace": "a"}}, "an object has no name"),
         (parse_pod, {"metadata": {"name": "a", "namespace": "b"}}, "Pod b/a: metadata.uid or spec.nodeName is not"),
-        (
-            parse_pod,
-            {"metadata": {"name": "a", "namespace": "b", "uid": "c", "labels": {"a": 1}}},
-            "Pod b/a: metadata.la",
-        ),
+        (parse_pod, {"metadata": {"name": "a", "namespace": "b", "uid": "c", "labels": 1}}, "Pod b/a: metadata.labels"),
         (parse_namespace, {}, "an object has no name"),
         (parse_namespace, {"metadata": {"name": "a", "labels": "b"}}, "Namespace a: metadata.labels is not an object"),
         (parse_policy, {"metadata": {"name": 5}}, "an object has no name"),
@@ -147,13 +143,10 @@ def test_leading_zeros_of_a_block(text, network):
         ({"ingress": [{}, {"from": [{}]}]}, "spec.ingress[1].from[0] has no selector and no ipBlock"),
         ({"ingress": [{"from": [{"ipBlock": {"cidr": "::/0"}, "podSelector": {}}]}]}, "spec.ingress[0].from[0] has an"),
         ({"ingress": [{"from": [{"ipBlock": {}}]}]}, "spec.ingress[0].from[0].ipBlock.cidr is not a text"),
-        (
-            {"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.1"}}]}]},
-            "spec.egress[0].to[0].ipBlock.cidr '10.0.0.1' is n",
-        ),
+        ({"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.1"}}]}]}, "spec.egress[0].to[0].ipBlock.cidr '10.0.0.1' is"),
         (
             {"egress": [{"to": [{"ipBlock": {"cidr": "::/0", "except": ["a"]}}]}]},
-            "spec.egress[0].to[0].ipBlock.except[0",
+            "spec.egress[0].to[0].ipBlock.except[",
         ),
         ({"ingress": [{"ports": [{"port": 0}]}]}, "spec.ingress[0].ports[0]: 0 to 0 is not a range of ports"),
         ({"ingress": [{"ports": [{"port": 65536}]}]}, "spec.ingress[0].ports[0]: 65536 to 65536 is not a range"),
