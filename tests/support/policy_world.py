@@ -162,20 +162,20 @@ class World:
         self.retired = set()
         self.uids = 0
 
-    def add(self, document):
+    def add(self, document, selection=None):
         """Adds an object; a running pod of this node also gets its record."""
-        metadata, kind = document["metadata"], document["kind"]
-        if kind == "Namespace":
-            self.selection.set_namespace(parse_namespace(document))
-        elif kind == "NetworkPolicy":
-            self.selection.set_policy(parse_policy(document))
-        elif kind == "Pod":
+        selection = selection or self.selection
+        if document["kind"] == "Namespace":
+            selection.set_namespace(parse_namespace(document))
+        elif document["kind"] == "NetworkPolicy":
+            selection.set_policy(parse_policy(document))
+        elif document["kind"] == "Pod":
             pod = parse_pod(document)
-            self.selection.set_pod(pod)
+            selection.set_pod(pod)
             if pod.node == NODE and pod.can_have_policies:
-                record = record_of(pod.namespace, pod.name, pod.uid, pod.addresses, metadata["uid"])
+                record = record_of(pod.namespace, pod.name, pod.uid, pod.addresses, pod.uid)
                 self.records[record.file_name], self.last_pods[record.file_name] = record, document
-                self.selection.set_local(record.file_name, record)
+                selection.set_local(record.file_name, record)
 
     def change(self):
         """Makes a random event."""
@@ -265,6 +265,23 @@ class World:
                 self.kernel[name] = (self.kernel[name] - set(changes[name].removed)) | set(changes[name].added)
         for name in self.kernel.keys() - self.table.sets.keys():
             del self.kernel[name]
+
+    def table_of_new_agent(self):
+        """Returns the table of an agent that starts now, but knows the objects that pods with records had."""
+        selection = PolicySelection()
+        for document in (*self.namespaces.values(), *self.policies.values()):
+            self.add(document, selection)
+        for name, record in self.records.items():
+            last = self.last_pods[name]
+            if last:
+                selection.set_pod(parse_pod(last))
+            selection.set_local(name, record)
+            if (record.namespace, record.pod) not in self.pods:
+                selection.remove_pod(record.namespace, record.pod)
+        for pod in self.pods.values():
+            if pod["metadata"]["uid"] not in self.retired:
+                selection.set_pod(parse_pod(pod))
+        return FilterPlan(selection).update()[0]
 
     def documents(self) -> list[Document]:
         """Returns the cluster as the API would have it: the addresses of records are in their pods' status only."""

@@ -261,16 +261,17 @@ def test_examples_of_the_specification(name):
 def test_random_clusters(seed, request):
     """After random events oracle, evaluator and filter decide nearly 4,000 connections alike, at night 100,000.
 
-    The sets are those that the differences of the plan produce, as in the kernel.
+    The sets are those that the differences of the plan produce, as in the kernel, and those of an agent that starts.
     """
     verdicts = {True: 0, False: 0}
     for part in range(25 if request.config.getoption("--nightly") else 1):
         world = World(Random(seed + 4 * part))
-        for _ in range(100):
+        for number in range(100):
             for _ in range(world.random.choice((1, 1, 2, 5, 20))):
                 world.change()
             world.update()
             check_table(world)
+            assert number % 5 or world.table == world.table_of_new_agent()
             documents = world.documents()
             cluster = parsed(documents)
             owners = {address: one for address, one in world.selection.owners.items() if one.can_have_policies}
