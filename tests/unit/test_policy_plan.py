@@ -106,6 +106,17 @@ def test_pods_share_a_chain_if_their_named_ports_agree(node):
     assert chains[0] == chains[1] != chains[2]
 
 
+def test_named_ports_of_egress_follow_their_pod(node):
+    """A pod whose ports change has other elements in the sets of addresses with ports."""
+    ports = [{"port": "http"}]
+    node.set_policy("names", policyTypes=["Egress"], egress=[{"to": [{"podSelector": {}}], "ports": ports}])
+    node.add("web", A)
+    node.set_pod("db", B, ports=PORTS)
+    (pairs,) = node.table.sets.values()
+    node.set_pod("db", B, ports=(NamedPort("http", "tcp", 8080),))
+    assert pairs == {(B, 8080)}
+
+
 def test_change_of_a_remote_pod_changes_the_set_in_place(node):
     """A pod's change leaves the table as it is, and yields the difference of the sets that contain the pod."""
     node.set_policy("all", ingress=[{"from": [{"podSelector": {"matchLabels": {"app": "db"}}}]}])
