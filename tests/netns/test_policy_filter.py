@@ -180,6 +180,14 @@ def test_differences_equal_a_new_table(host, new_host, host_filter, seed):
     fresh.close()
 
 
+def test_a_set_that_is_another_object(host_filter):
+    """A set that is another object under the same name gets the elements in which the two differ."""
+    host_filter.apply(SAMPLE)
+    table = SAMPLE._replace(sets={**SAMPLE.sets, "s4-1": frozenset(ADDRESSES[4][4:7])})
+    assert host_filter.apply(table)
+    assert host_filter.compare(table) == 0
+
+
 def test_no_difference_of_a_failed_change_is_lost(host_filter):
     """After a change that fails, the next one compares the whole table, so no difference is lost."""
     addresses = set(ADDRESSES[4][:5])
