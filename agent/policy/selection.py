@@ -11,6 +11,7 @@ Not safe for threads: the agent's main thread uses it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from itertools import chain
 
@@ -20,6 +21,7 @@ from attachment.policy.records import PodRecord
 from cni.address import Address
 
 _RECORDED = 1 << 62  # the precedence of a pod with a record: no other pod can have its addresses
+_DELETED_MAX = 1000  # objects: the last seconds of a large cluster
 PodName = tuple[str, str]  # namespace and name
 
 
@@ -52,6 +54,7 @@ class PolicySelection:
         self._rivals: dict[Address, list[ClusterPod]] = {}
         self._pods: dict[str, dict[str, ClusterPod]] = {}  # by namespace and name
         self._local: dict[PodName, list[LocalPod]] = {}
+        self._deleted: deque[str] = deque(maxlen=_DELETED_MAX)  # uids
         self._retired: set[str] = set()  # uids of pods without record again: status.podIPs still has their addresses
         self._changed: set[LocalPod] = set()
         self.peer_sets = PeerSets(self.namespaces, self.owners, self._members)
@@ -136,6 +139,10 @@ class PolicySelection:
                 local.policies = {name: policy for name, policy in policies.items() if policy.pods.matches(pod.labels)}
         return changed
 
+    def is_deleted(self, uid: str) -> bool:
+        """Returns whether a pod's object was deleted a short time ago: kubelet may still create a sandbox for it."""
+        return uid in self._deleted
+
     def find_pod(self, namespace: str, name: str) -> ClusterPod | None:
         """Returns a pod with the addresses that it has, those of its record first; None if it is not known."""
         pods = self._holders((namespace, name)) or [*filter(None, [self._pods.get(namespace, {}).get(name)])]
@@ -153,6 +160,7 @@ class PolicySelection:
             del self._pods[name[0]]
         if old is not None and (pod is None or pod.uid != old.uid):
             self._retired.discard(old.uid)
+            self._deleted.append(old.uid)
         for local in self._local.get(name, ()):
             if local.is_of(pod):
                 local.pod = pod

@@ -185,7 +185,8 @@ class PolicyService:
         for request in self._gate.waiting():
             pod = self._local.by_name.get(request.record)
             local = self._selection.local.get(request.record)
-            is_decided = pod and ((local and local.pod) or pod.namespace not in self._selection.policies)
+            is_known = pod and ((local and local.pod) or self._selection.is_deleted(pod.uid))  # a deleted one is closed
+            is_decided = is_known or (pod and pod.namespace not in self._selection.policies)
             if self._newest and request.revision != 0:
                 must_poll |= not self._reaches(request)
             elif is_decided:

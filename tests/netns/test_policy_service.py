@@ -174,6 +174,17 @@ def test_add_is_answered_when_the_pods_object_is_known(script, agent, host):
     assert isolated(host)
 
 
+def test_add_of_a_deleted_pod_is_answered(script, agent, host):
+    """A sandbox that kubelet creates again for a deleted pod is isolated, and ADD does not wait for its object."""
+    script.events[PODS].put(WatchEvent("ADDED", pod()))
+    script.events[PODS].put(WatchEvent("DELETED", pod()))
+    script.events[PODS].put(WatchEvent("ADDED", pod("later", "2")))
+    assert agent.until(Add(write_record("later", "2", "10.22.0.8")).is_answered)
+    add = Add(write_record())
+    assert agent.until(add.is_answered)
+    assert isolated(host)
+
+
 def test_many_adds_are_answered_together(script, agent):
     """ADDs that wait together have one transaction."""
     script.objects[PODS] = [pod(f"p{number}", str(number)) for number in range(50)]
