@@ -1,7 +1,7 @@
-"""A table of nftables whose sets, chains and rules never change: its creation where it is absent, and its check.
+"""Creates and checks an nftables table whose sets, chains and rules never change.
 
-Only the elements of its sets change, which are the caller's. A `BaseTable` is a value; functions named *_requests
-return Requests and change nothing.
+Only the elements of its sets change; the caller manages these. A `BaseTable` is a value; *_requests functions return
+Requests and change nothing.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from kernel.rtnl import Request
 
 
 class BaseTable(NamedTuple):
-    """A table without its elements: the rules of each chain, as text with their expressions.
+    """A table without elements; `rules` has, for each chain, its rules: their text and expressions.
 
-    A chain without rules is the administrator's. `uses` is `Chain.uses` of each other chain when it is complete.
+    A chain without rules belongs to the administrator. For each other chain `uses` is the `Chain.uses` that the kernel
+    reports when the table is complete: the number of its rules, and of rules that jump to it.
     """
 
     table: Table
@@ -30,26 +31,26 @@ class BaseTable(NamedTuple):
 
     @classmethod
     def compile(cls, table: Table, sets: tuple[Set, ...], texts: dict[Chain, tuple[str, ...]]) -> BaseTable:
-        """Returns the table with rules that `nft list` prints as `texts`."""
+        """Compiles a table from the texts of its rules, in the form that `nft list` prints."""
         rules = {
             chain: {text: nft_compile.compile_rule(text, table.family) for text in texts[chain]} for chain in texts
         }
-        ends = [
+        last_words = [
             text.rpartition(" ")[2] for of_chain in texts.values() for text in of_chain
         ]  # targets of jumps, verdicts
-        uses = {chain: len(rules[chain]) + ends.count(chain.name) for chain in texts if texts[chain]}
+        uses = {chain: len(rules[chain]) + last_words.count(chain.name) for chain in texts if texts[chain]}
         return cls(table, sets, rules, uses)
 
 
 def missing_table_requests(socket: NftSocket, base: BaseTable) -> list[Request]:
-    """Returns the requests that create a table; none if it is complete."""
+    """Returns the requests that create or repair a table; none if it is complete. Raises KernelError."""
     return [] if is_complete(socket, base) else table_requests(base)
 
 
 def is_complete(socket: NftSocket, base: BaseTable) -> bool:
-    """Returns whether all chains exist with their number of rules; raises KernelError.
+    """Returns whether all chains exist and have the right number of rules; raises KernelError.
 
-    Only counts the rules, as other programs add none; `find_problem` looks at each.
+    It only counts rules; `find_problem` compares each of them.
     """
     existing = nft.get_chains(socket, *base.uses)
     return all(
@@ -59,23 +60,23 @@ def is_complete(socket: NftSocket, base: BaseTable) -> bool:
 
 
 def table_requests(base: BaseTable) -> list[Request]:
-    """Returns the requests that create a table, and repair its rules if it exists."""
+    """Returns the requests that create a table, or replace the rules of an existing one."""
     requests = [
         nft.table_request(base.table),
         *map(nft_set.set_request, base.sets),
         *map(nft.chain_request, base.rules),
     ]
     for chain in base.uses:
-        # Flushed even if it is empty: a parallel ADD may fill it first.
+        # Flushes even a new chain: a parallel ADD may have filled it.
         requests.append(nft.flush_chain_request(chain))
         requests += [nft.rule_request(chain, expressions) for expressions in base.rules[chain].values()]
     return requests
 
 
 def find_problem(socket: NftSocket, base: BaseTable) -> str:
-    """Returns which chain has no such hook, or lacks a rule that refers to the sets; "" for none. Raises KernelError.
+    """Returns a problem if a chain is missing, has another hook, or lacks a rule, else ""; raises KernelError.
 
-    Further rules between them are accepted.
+    Additional rules of other programs are accepted, also between these.
     """
     for chain, existing in zip(base.rules, nft.get_chains(socket, *base.rules), strict=True):
         if existing != chain:
@@ -89,9 +90,9 @@ def find_problem(socket: NftSocket, base: BaseTable) -> str:
 
 
 def find_obstacle(socket: NftSocket, base: BaseTable, requirement: str) -> str:
-    """Returns why the kernel would refuse the table, "" if it would not; changes nothing.
+    """Returns why the kernel refuses the table, "" if it accepts it; changes nothing.
 
-    `requirement` is what a kernel has that knows such tables.
+    `requirement` is the message for a kernel that does not support such tables.
     """
     try:
         dry_run(socket, *table_requests(base))
@@ -106,7 +107,7 @@ def find_obstacle(socket: NftSocket, base: BaseTable, requirement: str) -> str:
 
 
 def _differs(socket: NftSocket, base: BaseTable) -> bool:
-    """Returns whether an existing chain or set of this table has another type, for which the kernel's errno varies."""
+    """Returns whether an existing chain or set has other properties; the kernel's errno for this varies."""
     chains = zip(base.rules, nft.get_chains(socket, *base.rules), strict=True)
     return any(existing not in (None, desired) for desired, existing in chains) or False in nft_set.get_key_matches(
         socket, *base.sets

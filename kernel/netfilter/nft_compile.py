@@ -1,7 +1,7 @@
-"""Compiles a rule from the text that `nft list` prints, for rules that are the same for every pod.
+"""Compiles a rule, in the form that `nft list` prints, to its expressions. Pure.
 
-This module is pure. It knows the fields and statements of podwire's tables, and adds the matches of protocols that the
-`nft` tool adds, such as that of the IP version before a rule's first `ip`.
+It supports only the fields and statements of podwire's tables. Like the `nft` tool, it adds the matches of protocols
+that a field needs, such as the match of the IP version before the first `ip` field of a rule.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kernel.netfilter import nft, nft_rule
 from kernel.netfilter import nft_expression as expression
 from kernel.netfilter.nft_expression import EQ, LINK_HEADER, NETWORK_HEADER, TRANSPORT_HEADER
 
-_FIRST_REGISTER, _FIRST_WORD = 1, 8  # NFT_REG_1, and the name of its first four bytes, NFT_REG32_00
+_FIRST_REGISTER, _FIRST_REGISTER32 = 1, 8  # NFT_REG_1 (16 bytes), and NFT_REG32_00, its first 4 bytes
 _ETHER_TYPES = {"ip": 0x0800, "ip6": 0x86DD, "arp": 0x0806}
 _ICMPV6_TYPES = {"nd-router-advert": 134, "nd-neighbor-advert": 136, "mld2-listener-report": 143}
 _NUMBERS = {**nft_rule.PROTOCOLS, "ipv6-icmp": 58, **_ETHER_TYPES, **_ICMPV6_TYPES}
 
 
 class _Field(NamedTuple):
-    """A field of a packet: the expression that loads it into a register, its bytes, and the protocols that have it."""
+    """A field of a packet: a builder of the expression that loads it, its size, and the protocols that it requires."""
 
     load: Callable[[int], bytes]
     size: int
@@ -61,7 +61,7 @@ _FIELDS = {
     **{f"{name} sport": _payload(TRANSPORT_HEADER, 0, 2, name) for name in nft_rule.PROTOCOLS},
     **{f"{name} dport": _payload(TRANSPORT_HEADER, 2, 2, name) for name in nft_rule.PROTOCOLS},
 }
-_PHRASES = {
+_CONSTANTS = {
     "ct state established,related": nft_rule.established_or_related(),
     "fib saddr type local": expression.fib_type(expression.FIB_SADDR)
     + expression.compare(EQ, expression.LOCAL.to_bytes(4, sys.byteorder)),
@@ -76,71 +76,71 @@ _ADDRESSES = {
     "ip daddr": nft_rule.destination,
     "ip6 daddr": nft_rule.destination,
 }
-_VERBS = {"jump": nft_rule.jump, "goto": nft_rule.goto, "counter name": expression.count}
+_WITH_NAME = {"jump": nft_rule.jump, "goto": nft_rule.goto, "counter name": expression.count}
 
 
 _STATEMENT = re.compile(
-    rf'(?P<verb>{"|".join(_VERBS)}) "?(?P<name>[^ "]+)"?|(?P<phrase>{"|".join(_PHRASES)})'
+    rf'(?P<with_name>{"|".join(_WITH_NAME)}) "?(?P<name>[^ "]+)"?|(?P<constant>{"|".join(_CONSTANTS)})'
     rf"|(?P<fields>(?:{'|'.join(_FIELDS)})(?: \. (?:{'|'.join(_FIELDS)}))*) (?P<map>vmap )?(?P<value>\S+)"
 )
 
 
 def compile_rule(text: str, family: int) -> bytes:
-    """Returns the expressions of a rule of a table of `family` (INET or BRIDGE); raises ValueError, KeyError."""
-    compiled, known, position = b"", set[str](), 0
+    """Returns the expressions of a rule in a table of `family` (INET or BRIDGE); raises ValueError, KeyError."""
+    expressions, matched, position = b"", set[str](), 0
     while position < len(text):
         statement = _STATEMENT.match(text, position)
         if statement is None:
             raise ValueError(f'cannot compile "{text[position:]}" of the rule "{text}"')
-        if statement["phrase"]:
-            compiled += _PHRASES[statement["phrase"]]
-        elif statement["verb"]:
-            compiled += _VERBS[statement["verb"]](statement["name"])
+        if statement["constant"]:
+            expressions += _CONSTANTS[statement["constant"]]
+        elif statement["with_name"]:
+            expressions += _WITH_NAME[statement["with_name"]](statement["name"])
         else:
             fields = statement["fields"].split(" . ")
-            compiled += _match_protocols(fields, family, known)
-            compiled += _match_value(fields, statement["value"], is_map=bool(statement["map"]))
+            expressions += _protocol_matches(fields, family, matched)
+            expressions += _value_match(fields, statement["value"], is_map=bool(statement["map"]))
         position = statement.end() + 1
-    return compiled
+    return expressions
 
 
-def _match_protocols(fields: list[str], family: int, known: set[str]) -> bytes:
-    """Matches the protocols of fields, those that the rule has not matched before."""
-    compiled = b""
+def _protocol_matches(fields: list[str], family: int, matched: set[str]) -> bytes:
+    """Returns the matches of the protocols that fields require, without those in `matched`; adds them to it."""
+    expressions = b""
     for protocol in (protocol for field in fields for protocol in _FIELDS[field].protocols):
-        if protocol not in known:
-            known.add(protocol)
-            compiled += _match_protocol(protocol, family)
-    return compiled
+        if protocol not in matched:
+            matched.add(protocol)
+            expressions += _protocol_match(protocol, family)
+    return expressions
 
 
 @cache
-def _match_protocol(protocol: str, family: int) -> bytes:
+def _protocol_match(protocol: str, family: int) -> bytes:
     if protocol not in _ETHER_TYPES:
-        return _match_value(["meta l4proto"], protocol)
+        return _value_match(["meta l4proto"], protocol)
     if family == nft.BRIDGE:
-        return _match_value(["ether type"], protocol)
+        return _value_match(["ether type"], protocol)
     return nft_rule.of_version(4 if protocol == "ip" else 6)
 
 
-def _match_value(fields: list[str], value: str, *, is_map: bool = False) -> bytes:
-    """Matches fields that are in a set, or one field that has a value; with a map, ends the rule with its verdict."""
+def _value_match(fields: list[str], value: str, *, is_map: bool = False) -> bytes:
+    """Returns the match of fields in a set, of fields in a verdict map, or of one field with a value."""
     if value.startswith("@"):
-        loads, offset = b"", 0
+        expressions, offset = b"", 0
         for field in fields:
             # The kernel pads each part of a key to four bytes.
-            register = _FIRST_REGISTER + offset // 16 if offset % 16 == 0 else _FIRST_WORD + offset // 4
-            loads += _load(field, register)
+            register = _FIRST_REGISTER + offset // 16 if offset % 16 == 0 else _FIRST_REGISTER32 + offset // 4
+            expressions += _load(field, register)
             offset += (_FIELDS[field].size + 3) & ~3
-        return loads + (expression.lookup_verdict if is_map else expression.lookup)(value[1:])
+        return expressions + (expression.lookup_verdict if is_map else expression.lookup)(value[1:])
     (field,) = fields
     if field in _ADDRESSES:
         return _ADDRESSES[field](ip_network(value) if "/" in value else ip_address(value))
     first, _, last = (value, "", "") if value in _NUMBERS else value.partition("-")
     load, size = _load(field, _FIRST_REGISTER), _FIELDS[field].size
     if last:
-        return load + expression.between(EQ, _data(first, size), _data(last, size))
-    return load + expression.compare(EQ, _data(first, size))
+        return load + expression.between(EQ, _value_bytes(first, size), _value_bytes(last, size))
+    return load + expression.compare(EQ, _value_bytes(first, size))
 
 
 @cache
@@ -148,7 +148,7 @@ def _load(field: str, register: int) -> bytes:
     return _FIELDS[field].load(register)
 
 
-def _data(text: str, size: int) -> bytes:
+def _value_bytes(text: str, size: int) -> bytes:
     if "." in text:
         return ip_address(text).packed
     return (int(text) if text.isdigit() else _NUMBERS[text]).to_bytes(size, "big")

@@ -1,7 +1,7 @@
-"""Reads the chains, rules and sets of one whole nftables table, deletes a table, and has its named counters.
+"""Reads the content of one nftables table, deletes a table, and creates, lists and deletes its named counters.
 
-Other tables are not decoded: iptables-nft's may have thousands of chains. Named counters keep their number of packets
-when the rules that refer to them are replaced. *_request functions build a Request and do no I/O.
+Messages about other tables are not decoded: those of iptables-nft may have thousands of chains. A named counter keeps
+its number of packets while the rules that refer to it are replaced. *_request functions build a Request and do no I/O.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kernel.wire import Attributes
 _DELTABLE, _GETRULE, _GETSET, _NEWOBJ, _GETOBJ, _DELOBJ = 0xA02, 0xA07, 0xA0A, 0xA12, 0xA13, 0xA14
 _COUNTER = 1  # NFT_OBJECT_COUNTER
 _BYTES, _PACKETS = 1, 2  # NFTA_COUNTER_*
-_ANONYMOUS = 1  # NFT_SET_ANONYMOUS
+_ANONYMOUS_SET = 1  # NFT_SET_ANONYMOUS
 
 
 class TableContent(NamedTuple):
@@ -38,9 +38,9 @@ def delete_table_request(table: Table) -> Request:
 
 
 def read_table(socket: NftSocket, table: Table) -> TableContent:
-    """Reads a table, nothing if it is absent; raises KernelError.
+    """Reads the content of a table, empty if it is absent; raises KernelError.
 
-    The caller checks the ruleset's generation: another process may change the table between the parts.
+    It sends several requests: if another process changes the table meanwhile, the parts may not match.
     """
     name = table.name.encode() + b"\0"
     chains = nft_chains.list_chains(socket, lambda message: name in message)
@@ -57,30 +57,30 @@ def read_table(socket: NftSocket, table: Table) -> TableContent:
         {
             message.get_attr("NFTA_SET_NAME") or ""
             for message in sets
-            if not (message.get_attr("NFTA_SET_FLAGS") or 0) & _ANONYMOUS
+            if not (message.get_attr("NFTA_SET_FLAGS") or 0) & _ANONYMOUS_SET
         },
     )
 
 
 def counter_request(table: Table, name: str, packets: int = 0) -> Request:
-    """Builds the request that creates a counter; an existing one keeps its number."""
+    """Builds the request that creates a counter; an existing counter keeps its number of packets."""
     content = attribute(_BYTES, bytes(8)) + attribute(_PACKETS, packets.to_bytes(8, "big"))
-    attributes = [*_named(table, name), ("NFTA_OBJ_DATA", content)]
-    return _counter_request(f"add counter {table.name} {name}", _NEWOBJ, table, attributes, NLM_F_CREATE)
+    attributes = [*_counter_attributes(table, name), ("NFTA_OBJ_DATA", content)]
+    return _object_request(f"add counter {table.name} {name}", _NEWOBJ, table, attributes, NLM_F_CREATE)
 
 
 def delete_counter_request(table: Table, name: str) -> Request:
     """Builds the request that deletes a counter; refused if a rule refers to it (EBUSY) or it is absent (ENOENT)."""
-    return _counter_request(f"delete counter {table.name} {name}", _DELOBJ, table, _named(table, name))
+    return _object_request(f"delete counter {table.name} {name}", _DELOBJ, table, _counter_attributes(table, name))
 
 
 def list_counters(socket: NftSocket, table: Table) -> dict[str, int]:
-    """Lists the packets of each counter of a table, none if the table is absent; raises KernelError."""
+    """Lists the counters of a table with their numbers of packets, none if it is absent; raises KernelError."""
     attributes: Attributes = [("NFTA_OBJ_TABLE", table.name), ("NFTA_OBJ_TYPE", _COUNTER)]
-    request = _counter_request(f"list the counters of {table.name}", _GETOBJ, table, attributes, NLM_F_DUMP)
-    messages = socket.dump(request._replace(ignore=ABSENT_ERRNOS, silent=False), merge_key=_name)
+    request = _object_request(f"list the counters of {table.name}", _GETOBJ, table, attributes, NLM_F_DUMP)
+    messages = socket.dump(request._replace(ignore=ABSENT_ERRNOS, silent=False), merge_key=_counter_name)
     return {
-        _name(message): int.from_bytes(
+        _counter_name(message): int.from_bytes(
             parse_content(message.get_attr("NFTA_OBJ_DATA") or b"").get(_PACKETS, b""), "big"
         )
         for message in messages
@@ -88,20 +88,24 @@ def list_counters(socket: NftSocket, table: Table) -> dict[str, int]:
     }
 
 
-def _name(message: ObjectMessage) -> str:
+def _counter_name(message: ObjectMessage) -> str:
     return message.get_attr("NFTA_OBJ_NAME") or ""
 
 
-def _named(table: Table, name: str) -> Attributes:
+def _counter_attributes(table: Table, name: str) -> Attributes:
     return [("NFTA_OBJ_TABLE", table.name), ("NFTA_OBJ_NAME", name), ("NFTA_OBJ_TYPE", _COUNTER)]
 
 
-def _counter_request(description: str, number: int, table: Table, attributes: Attributes, flags: int = 0) -> Request:
-    return Request(description, ObjectMessage, number, flags, {"family": table.family}, attributes, silent=True)
+def _object_request(
+    description: str, message_type: int, table: Table, attributes: Attributes, flags: int = 0
+) -> Request:
+    return Request(description, ObjectMessage, message_type, flags, {"family": table.family}, attributes, silent=True)
 
 
 def _dump(
-    socket: NftSocket, kind: type[object], number: int, table: Table, attributes: Attributes
+    socket: NftSocket, kind: type[object], message_type: int, table: Table, attributes: Attributes
 ) -> list[RuleMessage]:
     values = {"family": table.family}
-    return socket.dump(Request(f"list table {table.name}", kind, number, NLM_F_DUMP, values, attributes, ABSENT_ERRNOS))
+    return socket.dump(
+        Request(f"list table {table.name}", kind, message_type, NLM_F_DUMP, values, attributes, ABSENT_ERRNOS)
+    )
