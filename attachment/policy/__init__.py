@@ -1,1 +1,1 @@
-"""NetworkPolicy in a plugin's verbs: the pod's record, ADD's wait for podwire-agent, the guard of the pod's port."""
+"""NetworkPolicy in plugins: writes the pod's record, guards its port, and waits for podwire-agent in ADD."""

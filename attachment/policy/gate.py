@@ -1,9 +1,8 @@
-"""ADD's wait until podwire-agent has applied the pod's policies, and the addresses that DEL removes from the filter.
+"""Waits in ADD until podwire-agent has applied the pod's policies; lists the elements that DEL removes from the filter.
 
-One rule: a pod of a namespace with policies starts only after the agent's answer, and one that starts without it is in
-a namespace without policies.
+One rule: a pod of a namespace with policies starts only after the agent's answer.
 
-The agent writes the file `namespaces` before it reads records, with a new generation for each new content:
+The agent writes the file `namespaces` before it reads records; each new content has a higher generation:
 
     {"boot": "6f1d...", "generation": 7, "strict": false, "namespaces": ["shop"]}
 
@@ -12,8 +11,8 @@ ADD writes its record, reads that file, and then asks on the socket, one line of
     {"record": "<name of its file>", "generation": 7}
     {"generation": 7}
 
-The agent answers when the addresses of the record are in the packet filter. An answer of an older generation than ADD
-has read does not count. A file of another boot, or no file, is as one that lists every namespace.
+The agent answers when the addresses of the record are in the packet filter. ADD asks again if the answer has a lower
+generation than the file that it has read. If there is no file of this boot, ADD waits in every namespace.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from kernel.rtnl import Deadline
 from process import files, record
 
 _WAIT_S = 20.0
-_AGAIN_S = 0.25  # between two questions
-_MAX_BYTES = 4 << 20  # the longest name of a namespace has 63 bytes
+_RETRY_S = 0.25
+_MAX_BYTES = 4 << 20  # 60,000 namespaces, whose names have up to 63 bytes
 _ANSWER_BYTES = 4096
-_ABSENT, _BUSY, _OLDER = "it does not run", "it does not answer", "it has an older list of namespaces"
+_NOT_RUNNING, _NO_ANSWER, _OLD_ANSWER = "it does not run", "it does not answer", "it has an older list of namespaces"
 _HINT = (
     "pods of namespaces with network policies start only when the agent has applied them: start podwire-agent with "
     f"--network-policy on this node, or read its log; it listens on {table.GATE_SOCKET}"
@@ -61,7 +60,7 @@ def wait(pod: PodRecord) -> None:
     request = gojson.dumps({"record": pod.file_name, "generation": generation}).encode() + b"\n"
     with record.timed_step("wait for podwire-agent"):
         while problem := _ask(request, generation, deadline):
-            system.current.wait_readable([], min(_AGAIN_S, deadline.remaining_s()))
+            system.current.wait_readable([], min(_RETRY_S, deadline.remaining_s()))
             if not deadline.remaining_s():
                 break
     if problem:
@@ -70,14 +69,14 @@ def wait(pod: PodRecord) -> None:
 
 
 def awaited_generation(known: Namespaces | None, namespace: str) -> int | None:
-    """Returns the generation that the agent's answer must have at least, None if ADD does not wait for an answer."""
+    """Returns the lowest generation that ADD accepts in the agent's answer, None if ADD does not wait for one."""
     if known is None:
         return 0
     return known.generation if known.is_strict or namespace in known.names else None
 
 
-def counts(answered: int, awaited: int) -> bool:
-    """Returns whether an answer of this generation counts for an ADD that awaits another one."""
+def is_accepted(answered: int, awaited: int) -> bool:
+    """Returns whether an ADD that awaits a generation accepts an answer of generation `answered`."""
     return answered >= awaited
 
 
@@ -94,12 +93,12 @@ def read_namespaces(boot_id: str) -> Namespaces | None:
 
 
 def current_boot() -> str:
-    """Returns the boot's ID as files name it."""
+    """Returns the ID of this boot, as records and the agent's file have it."""
     return boot.get_boot_id().decode().strip()
 
 
 def filter_keys(addresses: Iterable[Address]) -> list[tuple[Set, bytes]]:
-    """Returns the elements that a pod's addresses may have in the agent's maps and sets: set and key."""
+    """Returns the elements that a pod's addresses may have in the agent's maps and sets, each as set and key."""
     return [
         (element_sets[address.version], key)
         for address in addresses
@@ -112,15 +111,15 @@ def filter_keys(addresses: Iterable[Address]) -> list[tuple[Set, bytes]]:
 
 
 def _ask(request: bytes, generation: int, deadline: Deadline) -> str:
-    """Asks the agent once, and waits for the answer; returns "" if it counts, else what is the matter."""
+    """Sends the request once, and waits for the answer; returns "" if ADD accepts it, else the problem."""
     with system.current.open_socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM) as connection:
         connection.setblocking(False)
         try:
             connection.connect(system.current.state_path(table.GATE_SOCKET))
         except (FileNotFoundError, ConnectionRefusedError):
-            return _ABSENT
-        except BlockingIOError:  # its queue is full
-            return _BUSY
+            return _NOT_RUNNING
+        except BlockingIOError:  # its backlog is full
+            return _NO_ANSWER
         answer = b""
         with suppress(ConnectionError):
             connection.send(request)
@@ -129,16 +128,16 @@ def _ask(request: bytes, generation: int, deadline: Deadline) -> str:
                 if not chunk or len(answer) > _ANSWER_BYTES:
                     break
                 answer += chunk
-    return _judge(answer, generation)
+    return _find_problem(answer, generation)
 
 
-def _judge(answer: bytes, generation: int) -> str:
-    """Returns "" for an answer of this generation or a newer one, else what is the matter."""
+def _find_problem(answer: bytes, generation: int) -> str:
+    """Returns "" if the answer has this generation or a higher one, else the problem."""
     line, newline, _ = answer.partition(b"\n")
     try:
         answered = parse_fields(line).integer("generation") if newline else None
     except (ValueError, CniError):
         answered = None
     if answered is None:
-        return _BUSY
-    return "" if counts(answered, generation) else _OLDER
+        return _NO_ANSWER
+    return "" if is_accepted(answered, generation) else _OLD_ANSWER

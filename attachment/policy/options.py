@@ -1,12 +1,12 @@
-"""The option networkPolicy of bridge and ptp: its key, and the steps for a plugin's verbs.
+"""The option networkPolicy of bridge and ptp: its key, and its part of the plugins' verbs.
 
-One rule: DEL looks for the attachment's record whatever the configuration has by now, and only with a record does
-anything else. So a network without networkPolicy costs ADD nothing, and DEL one failed open(2), GC one listing.
+One rule: DEL depends on the attachment's record, not on the key, which may have changed since ADD. A network without
+the key costs ADD nothing, DEL one failed open(2), and GC the listing of a directory.
 
-ADD writes the record, guards the port and waits for podwire-agent before the pod's interface is up: no packet passes
-before the policies are in force, also none of a process that is in the namespace already. Removal is one step: one
-transaction takes the addresses out of the packet filter and the guard, then the record is deleted; only then does IPAM
-release the addresses.
+ADD writes the record, guards the port, and waits for podwire-agent before it sets the pod's interface up: no packet
+passes before the policies are in force, not even one of a process that already runs in the namespace. DEL removes the
+addresses from the packet filter and the guard in one transaction, then deletes the record; only then does IPAM release
+the addresses.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _CNI_ARGS = ("IP", "GATEWAY", "MAC", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_P
 
 
 def parse(net_conf: NetConf) -> bool:
-    """Returns whether the network has policies; raises CniError(7)."""
+    """Returns whether networkPolicy is enabled; raises CniError(7)."""
     is_enabled = net_conf.fields.boolean(KEY.name)
     if is_enabled and not net_conf.ipam_type:
-        raise invalid_conf('"networkPolicy" needs "ipam"', "policies know pods by their addresses: configure IPAM")
+        raise invalid_conf('"networkPolicy" needs "ipam"', "policies identify pods by their addresses: configure IPAM")
     return is_enabled
 
 
 def build_record(args: CmdArgs, net_conf: NetConf, result: Result, host_veth: str, mac: str, guard: str) -> PodRecord:
-    """Returns the record of an attachment, with all its addresses in `result`; raises CniError(4) for CNI_ARGS."""
+    """Returns the record of an attachment, with its addresses in `result`; raises CniError(4) for invalid CNI_ARGS."""
     names = args.cni_args(*_CNI_ARGS)
     return PodRecord(
         boot=gate.current_boot(),
@@ -60,7 +60,7 @@ def build_record(args: CmdArgs, net_conf: NetConf, result: Result, host_veth: st
     )
 
 
-def begin(pod: PodRecord, undo: Undo) -> None:
+def add(pod: PodRecord, undo: Undo) -> None:
     """Writes the record and guards the port; call it before the interface is up. Raises CniError, KernelError."""
     undo.push("remove the pod from the network policies", partial(_delete, pod.file_name))
     records.write(pod)
@@ -77,7 +77,7 @@ def wait(pod: PodRecord) -> None:
 
 
 def remove(args: CmdArgs, net_conf: NetConf) -> None:
-    """Removes the attachment from the packet filter, its guard and its record; raises CniError, KernelError."""
+    """Removes the attachment from the packet filter and the guard, and its record; raises CniError, KernelError."""
     file_name = records.file_name_of(net_conf.name, args.container_id, args.ifname)
     _delete(file_name)
     if net_conf.fields.has(KEY.name):
@@ -85,9 +85,9 @@ def remove(args: CmdArgs, net_conf: NetConf) -> None:
 
 
 def remove_rules(args: CmdArgs, net_conf: NetConf) -> None:
-    """Removes what `repair` has restored for a pod that DEL has deleted meanwhile; raises CniError, KernelError.
+    """Removes record and guard if the pod's port is missing: DEL ran during `repair`. Raises CniError, KernelError.
 
-    If the port exists, the pod runs, perhaps as a new container of the same name: it keeps its guard and its record.
+    If the port exists, the pod runs, perhaps as a new container of the same name, and keeps both.
     """
     file_name = records.file_name_of(net_conf.name, args.container_id, args.ifname)
     try:
@@ -103,8 +103,8 @@ def remove_rules(args: CmdArgs, net_conf: NetConf) -> None:
 def release_lease(args: CmdArgs, net_conf: NetConf) -> None:
     """Removes the attachment from the packet filter, then runs delegate.release_lease; only with the IPAM plugin dhcp.
 
-    With other IPAM plugins the filter keeps the addresses until the interface is deleted. If the removal fails, the
-    lease stays until `release`, which reports the error.
+    With other IPAM plugins it does nothing: `release` removes the attachment after the interface has been deleted. If
+    the removal fails, the lease remains until `release`, which reports the error.
     """
     if net_conf.ipam_type == "dhcp":
         with suppress(CniError, OSError):
@@ -115,7 +115,7 @@ def release_lease(args: CmdArgs, net_conf: NetConf) -> None:
 def release(args: CmdArgs, net_conf: NetConf) -> None:
     """Removes the attachment from the packet filter, then has IPAM release its addresses; raises CniError.
 
-    If the former fails the addresses stay reserved: the next pod with them would be behind this one's policies.
+    If the removal fails, the addresses stay reserved: the next pod with them would get the policies of this one.
     """
     remove(args, net_conf)
     delegate.run_ipam(args, net_conf)
@@ -129,17 +129,18 @@ def check(args: CmdArgs, net_conf: NetConf) -> None:
 def gc(args: CmdArgs, net_conf: NetConf, valid: frozenset[Attachment]) -> None:
     """Removes the network's attachments that are not `valid`, then has IPAM release their addresses; raises CniError.
 
-    Keeps records that are younger than the list, if the caller says when it was listed: pods start meanwhile.
+    If the configuration has the time at which `valid` was listed, it keeps newer records: their pods started later.
     """
     listed_at_ns = net_conf.fields.integer(LISTED_AT, minimum=0) or 0
-    kept = {records.file_name_of(net_conf.name, *attachment) for attachment in valid}
-    stale = [name for name in records.list_file_names() if name not in kept and _is_stale(name, net_conf, listed_at_ns)]
+    valid_names = {records.file_name_of(net_conf.name, *attachment) for attachment in valid}
+    others = (name for name in records.list_file_names() if name not in valid_names)
+    stale = [name for name in others if _is_stale(name, net_conf, listed_at_ns)]
     run_all(*(partial(_delete, name) for name in stale))
     delegate.run_ipam(args, net_conf)
 
 
 def repair(pod: PodRecord) -> None:
-    """Writes the record again if it is missing, and restores the guard of the port; raises CniError, KernelError."""
+    """Restores a missing record and a missing guard of the port; raises CniError, KernelError."""
     repair_if_missing("the record for podwire-agent", partial(_get_record, pod.file_name), partial(records.write, pod))
     repair_if_missing("the guard of the port", partial(port_guard.check, pod), partial(port_guard.add, pod))
 
@@ -152,7 +153,7 @@ def refuse_unavailable(guard: str) -> None:
 
 
 def _get_record(file_name: str) -> PodRecord:
-    """Returns a record; raises CniError(999) without one."""
+    """Returns a record; raises CniError(999) if it is missing."""
     try:
         return records.read(file_name)
     except (OSError, ValueError) as error:
@@ -160,7 +161,7 @@ def _get_record(file_name: str) -> PodRecord:
 
 
 def _is_stale(file_name: str, net_conf: NetConf, listed_at_ns: int) -> bool:
-    """Returns whether a record is of this network, and older than the list of attachments if its time is known."""
+    """Returns whether a record is of this network, and older than the list of attachments (0: time unknown)."""
     try:
         return records.read(file_name).network == net_conf.name and not (
             listed_at_ns and records.get_time_ns(file_name) >= listed_at_ns
@@ -170,9 +171,9 @@ def _is_stale(file_name: str, net_conf: NetConf, listed_at_ns: int) -> bool:
 
 
 def _delete(file_name: str) -> None:
-    records.delete(file_name, _release_record)
+    records.delete(file_name, _delete_elements)
 
 
-def _release_record(pod: PodRecord) -> None:
+def _delete_elements(pod: PodRecord) -> None:
     with nft.open_socket() as socket:
         nft_set.delete_existing(socket, [*gate.filter_keys(pod.addresses), *port_guard.keys(pod)])

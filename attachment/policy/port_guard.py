@@ -1,18 +1,19 @@
-"""The guard of a pod's port: it passes packets from the pod's addresses only, so no pod borrows those of another.
+"""Guards a pod's port: it accepts packets from the pod's own addresses only, so a pod cannot use another pod's address.
 
-A policy knows pods by their addresses. Without the guard a pod could shed its policies, or reach what a neighbour may
-reach, by another source address. The rules never change; a pod is represented by elements of sets. Ports that are not
-in set `ports`, as of networks without networkPolicy, cost one look-up.
+Policies identify pods by their addresses. Without the guard, a pod could evade its policies, or get the access of
+another pod, with another source address. The rules never change; each pod has elements in their sets. A port that is
+not in the set `ports`, such as one of a network without networkPolicy, costs one look-up.
 
     table bridge podwire_guard, hook prerouting, before br_netfilter: frames whose source is the pod's MAC address, and
         IPv4 from its addresses; DHCP from 0.0.0.0; ARP of its addresses and probes (RFC 5227);
         IPv6 from its addresses and the link-local address of its MAC address (EUI-64); neighbour advertisements of
         these only; from :: to link-local groups (duplicate address detection, MLD);
         no router advertisement, redirect, VLAN tag or other protocol
-    the same table, hook forward: frames to a guarded port from others of the bridge whose destination is the pod's MAC
-        and IP address. Policies do not see by whom multicasts, broadcasts and packets to link-local addresses are
-        received, so only ARP, neighbour discovery and DHCP's answers pass; nor do they know a pod's link-local address,
-        from which only these pass to others of the bridge. Frames from and to the node pass other hooks.
+    the same table, hook forward: frames from other ports of the bridge to a guarded port, if their destination is the
+        pod's MAC and IP address. Policies cannot select the receivers of multicasts, broadcasts and packets to
+        link-local addresses, so of these only ARP, neighbour discovery and DHCP replies pass. Policies do not know a
+        pod's link-local address, either: from it, only neighbour discovery, MLD and DHCP requests pass to other ports.
+        Frames from and to the node pass other hooks.
     table inet podwire_guard, hook prerouting, before connection tracking (ptp, where the host is the only neighbour):
         IPv4 and IPv6 in the same way; the host ignores router advertisements and redirects there
 """
@@ -36,7 +37,7 @@ from process import record
 _PREROUTING = Hook("filter", 0, -300)  # NF_INET_PRE_ROUTING and NF_BR_PRE_ROUTING; raw, and dstnat in bridges
 _FORWARD = Hook("filter", 2, -200)  # NF_BR_FORWARD, before br_netfilter
 _ARP = "arp htype 1 arp ptype ip arp hlen 6 arp plen 4"
-_OF_NO_ADDRESS = "ip6 saddr :: ip6 daddr ff02::/16 meta l4proto ipv6-icmp"
+_FROM_UNSPECIFIED = "ip6 saddr :: ip6 daddr ff02::/16 meta l4proto ipv6-icmp"
 
 _BRIDGE_RULES = {
     Chain(GUARD_BRIDGE_TABLE, "guard"): (
@@ -49,7 +50,7 @@ _BRIDGE_RULES = {
         "icmpv6 type 136-137 counter drop",  # neighbour advertisement, redirect
         "iifname . ether saddr . ip6 saddr @addresses6 accept",
         f"{_ARP} arp saddr ip 0.0.0.0 iifname . ether saddr @macs iifname . arp saddr ether @macs accept",
-        f"{_OF_NO_ADDRESS} iifname . ether saddr @macs accept",
+        f"{_FROM_UNSPECIFIED} iifname . ether saddr @macs accept",
         "ip saddr 0.0.0.0 ip daddr 255.255.255.255 udp dport 67 iifname . ether saddr @macs accept",
         "counter drop",
     ),
@@ -64,7 +65,7 @@ _BRIDGE_RULES = {
         "oifname . ether daddr . ip6 daddr @addresses6 accept",
         "counter drop",
     ),
-    # What a pod sends to the bridge from its link-local address, which no policy knows.
+    # Frames that a pod sends to other ports from its link-local address, which no policy can select.
     Chain(GUARD_BRIDGE_TABLE, "link-local"): (
         "icmpv6 type 130-137 return",  # multicast listeners, neighbour discovery
         "icmpv6 type mld2-listener-report return",
@@ -80,7 +81,7 @@ _ROUTED_RULES = {
     Chain(GUARD_TABLE, "guard"): (
         "iifname . ip saddr @addresses4 accept",
         "iifname . ip6 saddr @addresses6 accept",
-        f"{_OF_NO_ADDRESS} accept",
+        f"{_FROM_UNSPECIFIED} accept",
         "counter drop",
     ),
     Chain(GUARD_TABLE, "prerouting", _PREROUTING): ("iifname @ports goto guard",),
@@ -88,7 +89,7 @@ _ROUTED_RULES = {
 
 
 class Guard(NamedTuple):
-    """The objects of one kind of port: `macs` is None if the port's MAC address does not matter."""
+    """The table and sets of one kind of guard; `macs` is None if the guard ignores MAC addresses."""
 
     base: BaseTable
     ports: Set
@@ -97,7 +98,7 @@ class Guard(NamedTuple):
 
 
 def _build(table: Table, rules: dict[Chain, tuple[str, ...]], *parts: Part) -> Guard:
-    """Returns a guard; `parts` are those of an element of `addresses4` and `addresses6` that precede the address."""
+    """Returns a guard; `parts` are the parts of a key in `addresses4` and `addresses6` that precede the address."""
     comment = "the addresses of each guarded port"
     ports = Set(table, "ports", (INTERFACE_NAME,), "guarded ports")
     macs = Set(table, "macs", parts, "the MAC address of each guarded port") if MAC_ADDRESS in parts else None
@@ -123,7 +124,7 @@ def add(pod: PodRecord) -> None:
         for request in nft_set.add_element_requests(element_set, (Element(key, comment) for key in keys))
     ]
     with nft.open_socket() as socket, record.timed_step("guard the port"):
-        # If another ADD creates the table meanwhile, this one only flushes and adds the same rules.
+        # If a parallel ADD has created the table, these requests replace its rules with the same ones.
         nft.retry(lambda: nft.change(socket, *base_table.missing_table_requests(socket, guard.base), *elements))
 
 
@@ -141,7 +142,7 @@ def check(pod: PodRecord) -> None:
 
 
 def keys(pod: PodRecord) -> list[tuple[Set, bytes]]:
-    """Returns the elements of a pod: set and key; none if the record names no known guard."""
+    """Returns the elements of a pod, each as set and key; none if its record has an unknown guard."""
     guard = _GUARDS.get(pod.guard)
     by_set = _keys(guard, pod) if guard else {}
     return [(element_set, key) for element_set, of_set in by_set.items() for key in of_set]
@@ -157,16 +158,16 @@ def get_problem(kind: str) -> str:
 
 
 def _keys(guard: Guard, pod: PodRecord) -> dict[Set, list[bytes]]:
-    """Returns the keys of a pod's elements, by set; the port is last, so that it is guarded as long as it is listed."""
+    """Returns the keys of a pod's elements, by set; that of the set `ports`, which enables the guard, is last."""
     port = interface_key(pod.host_veth)
     mac = parse_mac(pod.mac)
-    owned: list[Address] = [*pod.addresses, _link_local(mac)]
-    start = port + mac + bytes(2) if guard.macs else port
+    pod_addresses: list[Address] = [*pod.addresses, _link_local(mac)]
+    prefix = port + mac + bytes(2) if guard.macs else port
     keys: dict[Set, list[bytes]] = {}
-    for address in owned:
-        keys.setdefault(guard.addresses[address.version], []).append(start + address.packed)
+    for address in pod_addresses:
+        keys.setdefault(guard.addresses[address.version], []).append(prefix + address.packed)
     if guard.macs:
-        keys[guard.macs] = [start]
+        keys[guard.macs] = [prefix]
     return {**keys, guard.ports: [port]}
 
 

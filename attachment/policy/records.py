@@ -1,8 +1,8 @@
-"""The records of the pods with networkPolicy: a file under /run for each attachment, for podwire-agent and for DEL.
+"""The records of pods with networkPolicy: a file under /run for each attachment, for podwire-agent and for DEL.
 
-One rule: a process that acts on a record holds its lock (flock) meanwhile. DEL holds it exclusively until the pod's
-addresses are out of the packet filter and the record is deleted. The agent holds it shared from reading a record until
-its addresses are in the filter: otherwise it could add them after DEL, when they belong to the next pod.
+One rule: a process that acts on a record holds its lock (flock). DEL holds it exclusively until it has removed the
+pod's addresses from the packet filter and deleted the record. The agent holds it shared until the addresses are in the
+filter: otherwise it could add them after DEL, when they may belong to another pod.
 
     /run/podwire/policy/pods/<name>    JSON, created by rename; names that begin with "." are drafts
 
@@ -10,8 +10,8 @@ its addresses are in the filter: otherwise it could add them after DEL, when the
      "ifname": "eth0", "hostVeth": "veth0940712e", "mac": "32:0d:96:52:29:c7", "addresses": ["10.22.0.2"],
      "guard": "bridge"}
 
-A container that Kubernetes did not start has no namespace: the agent skips its record. `guard` says in which table of
-nftables its port is guarded (attachment.policy.port_guard).
+A container that Kubernetes did not start has no namespace: the agent skips its record. `guard` is the kind of guard of
+its port: "bridge" or "routed" (attachment.policy.port_guard).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from process.values import dataclass
 
 _MAX_BYTES = 1 << 16
 _NAME_DIGITS = 32
-# The texts of a record: field and key.
+# The strings of a record: field of PodRecord, and key in JSON.
 _KEYS = {
     "boot": "boot",
     "namespace": "namespace",
@@ -51,7 +51,7 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class PodRecord:
-    """A pod's attachment; `namespace`, `pod` and `uid` are Kubernetes' names of the pod, "" if unknown."""
+    """An attachment; `namespace`, `pod` (its name) and `uid` identify the pod in Kubernetes, "" if unknown."""
 
     boot: str
     namespace: str
@@ -126,7 +126,7 @@ def parse_fields(data: bytes) -> Fields:
 
 
 def list_file_names() -> list[str]:
-    """Returns the names of the files of all records; none without a directory. Raises OSError."""
+    """Returns the file names of all records, none if the directory is missing; raises OSError."""
     try:
         return [name for name in os.listdir(path_of("")) if not name.startswith(".")]
     except FileNotFoundError:
@@ -134,9 +134,10 @@ def list_file_names() -> list[str]:
 
 
 def delete(file_name: str, release: Callable[[PodRecord], object]) -> None:
-    """Locks a record, calls `release` with it, and deletes it; an absent one is success, and costs one system call.
+    """Locks a record, calls `release` with it, and deletes it; absent is success, and costs one system call.
 
-    Raises what `release` raises: then the record stays. Raises CniError(11) if the lock is held too long, OSError.
+    If `release` raises an error, the record remains. Raises CniError(11) if another process holds the lock too long,
+    OSError.
     """
     path = path_of(file_name)
     try:
@@ -146,7 +147,7 @@ def delete(file_name: str, release: Callable[[PodRecord], object]) -> None:
     try:
         flock.acquire(fd, path, "podwire-agent, which uses the record of the pod")
         if not os.fstat(fd).st_nlink:
-            return  # another DEL was faster; by now the addresses may be another pod's
+            return  # another DEL has deleted it; the addresses may already be another pod's
         try:
             pod = parse(os.read(fd, _MAX_BYTES))
         except ValueError as error:
@@ -160,11 +161,11 @@ def delete(file_name: str, release: Callable[[PodRecord], object]) -> None:
 
 
 def delete_draft(file_name: str) -> None:
-    """Deletes the draft that a killed ADD has left; absent is success. Raises OSError."""
+    """Deletes the draft of an ADD that was killed; absent is success. Raises OSError."""
     with suppress(FileNotFoundError):
         os.unlink(path_of(f".{file_name}"))
 
 
 def path_of(file_name: str) -> str:
-    """Returns the path of a record's file, for "" the directory of the records."""
+    """Returns the path of a record's file; for "", the path of the directory."""
     return system.current.state_path(f"{table.PODS_DIRECTORY}/{file_name}")

@@ -1,7 +1,7 @@
-"""The names that plugins and podwire-agent share: of nftables objects, and of files under /run.
+"""The names that plugins and podwire-agent share: of nftables objects, and of files under /run. Pure.
 
-This module is pure. podwire-agent creates the table `podwire_policy` and everything in it; DEL only takes the pod's
-addresses out of the maps and sets below. Plugins create the tables `podwire_guard`, which the agent leaves alone:
+podwire-agent creates the table `podwire_policy` and its content; DEL only deletes the pod's addresses from the maps and
+sets below. Plugins create the tables `podwire_guard`, which the agent does not change:
 
     table inet podwire_policy { map egress4 { ... } map ingress4 { ... } set self4 { ... } ... }    # podwire-agent's
     table bridge podwire_guard { ... }                                                              # bridge's
@@ -21,11 +21,11 @@ GATE_SOCKET = f"{DIRECTORY}/gate.sock"
 
 TABLE = Table(nft.INET, "podwire_policy", "made by podwire-agent for NetworkPolicies")
 
-# Verdict maps: a local pod's address to the chain of its policies. As keys only, which is what DEL needs; the agent
-# creates them as maps of the same names.
+# Verdict maps: the address of a pod on this node, to the chain of its policies. These values describe only the keys,
+# with which DEL deletes elements; agent/policy/filter_rules.py has the maps with verdicts.
 EGRESS = {version: Set(TABLE, f"egress{version}", (part,)) for version, part in ADDRESS.items()}
 INGRESS = {version: Set(TABLE, f"ingress{version}", (part,)) for version, part in ADDRESS.items()}
-# The pairs of each local pod's address with itself.
+# Pairs of the address of a pod on this node with itself: a pod may always reach itself.
 SELF = {version: Set(TABLE, f"self{version}", (part, part)) for version, part in ADDRESS.items()}
 
 _GUARD_COMMENT = "made by podwire's plugins for pods with networkPolicy"

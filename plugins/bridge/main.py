@@ -64,7 +64,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
                 _add_mac_spoof_check(args, net_conf, host_veth, container_veth, undo)
             if conf.network_policy:
                 pod = policy.build_record(args, net_conf, result, host_veth.name, container_veth.mac, BRIDGE)
-                policy.begin(pod, undo)
+                policy.add(pod, undo)
                 policy.wait(pod)
                 _drop_waiting_packets(host, bridge, conf, result)
             _bring_up(sandbox, container_veth, conf, result)

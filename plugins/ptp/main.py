@@ -59,7 +59,7 @@ def cmd_add(args: CmdArgs, net_conf: NetConf) -> Result:
             result = replace(ipam_result, interfaces=ends)
             if conf.network_policy:
                 pod = policy.build_record(args, net_conf, result, host_veth.name, container_veth.mac, ROUTED)
-                policy.begin(pod, undo)
+                policy.add(pod, undo)
                 policy.wait(pod)
             if conf.ipam_type:
                 routed.configure_host(host, host_veth, result)

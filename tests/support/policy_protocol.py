@@ -198,7 +198,7 @@ class Model:
             return True
         if pod.answered is None:
             return False
-        return self._without == "generation" or gate.counts(pod.answered, pod.awaited)
+        return self._without == "generation" or gate.is_accepted(pod.answered, pod.awaited)
 
     def _removed(self, state: State, name: str, *, is_del: bool = False) -> State:
         pod = state.pod(name)
