@@ -1,1 +1,1 @@
-"""NetworkPolicy: which packets of the node's pods the cluster's policies allow, and the filter that enforces it."""
+"""NetworkPolicy: decides which connections the cluster's policies allow, and enforces them with a packet filter."""

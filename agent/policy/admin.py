@@ -1,12 +1,12 @@
-"""The agent's page and question for `podwire policy`, as JSON, on its Unix socket.
+"""Answers `podwire policy` on the agent's Unix socket, as JSON.
 
     GET  /policy      {"policies": [...], "pods": [...], "problem": ""}: the policies, and the pods of this node
-    POST /policy/why  {"source": "shop/web-0", "destination": "10.22.0.7", "protocol": "tcp", "port": 5432}, a pod or
-                      an address each -> {"connections": [...], "problem": ""}, one for each IP version
+    POST /policy/why  {"source": "shop/web-0", "destination": "10.22.0.7", "protocol": "tcp", "port": 5432}, each end a
+                      pod or an address -> {"connections": [...], "problem": ""}, one for each IP version
 
-`problem` is what keeps the agent from enforcing the policies, "" if nothing does. An error is {"msg", "details"}.
+`problem` says why the agent does not enforce the policies, "" if it does. An error is {"msg", "details"}.
 
-One rule: only the main thread uses the selection. A thread of the HTTP server hands its question over, and waits.
+One rule: only the main thread uses the selection. A thread of the HTTP server passes its question to it, and waits.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from kernel.errors import KernelError
 from kernel.rtnl import Socket
 
 _JSON = "application/json"
-_LIMIT_S = 8.0  # less than the server's limit for a client; the longest turn of the loop reads the whole filter
+_LIMIT_S = 8.0  # below the HTTP server's limit; the main thread may be reading the whole packet filter
 _PROTOCOLS = ("tcp", "udp", "sctp", "icmp")
 
 Document = dict[str, object]
 
 
-class Unanswerable(Exception):  # noqa: N818 - an answer, not a fault of the agent
-    """A question that has no answer: `msg` is the cause, `details` the fix, `status` the HTTP status."""
+class Unanswerable(Exception):  # noqa: N818 - an answer, not an error of the agent
+    """A question without an answer: `msg` is the cause, `details` the fix, `status` the HTTP status."""
 
     def __init__(self, msg: str, details: str = "", status: int = 409) -> None:
         super().__init__(msg)
@@ -43,7 +43,7 @@ class Unanswerable(Exception):  # noqa: N818 - an answer, not a fault of the age
 
 
 class FilterState(NamedTuple):
-    """The packet filter in force, the dropped packets by chain, and what keeps the agent from enforcing policies."""
+    """The packet filter in force, the dropped packets by chain, and why the agent does not enforce policies, or ""."""
 
     table: FilterTable
     drops: Mapping[str, int]
@@ -51,7 +51,7 @@ class FilterState(NamedTuple):
 
 
 class PolicyAdmin:
-    """The page and the question. `call_in_main` runs a call in the main thread; `state` is read there, too."""
+    """Answers both requests. `call_in_main` runs a call in the main thread, and `state` is called only there."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class PolicyAdmin:
             return Answer(error.status, _encode({"msg": error.msg, "details": error.details}), _JSON)
 
     def _ask(self, question: Callable[[], Document]) -> Document:
-        """Returns what the main thread answers; raises Unanswerable."""
+        """Answers a question in the main thread; raises Unanswerable."""
         answer: Future[Document] = Future()
 
         def run() -> None:
@@ -95,15 +95,15 @@ class PolicyAdmin:
         try:
             return answer.result(_LIMIT_S)
         except TimeoutError:
-            msg = f"podwire-agent has other work since {_LIMIT_S:.0f} s"
-            raise Unanswerable(msg, "run the command again; the agent's log has what it does", 503) from None
+            msg = f"podwire-agent has been busy for {_LIMIT_S:.0f} s"
+            raise Unanswerable(msg, "run the command again; the agent's log shows its work", 503) from None
 
     # ---- in the main thread
 
     def _list(self) -> Document:
         state, pods = self._state(), list(self._selection.local.values())
         policies = [each for of_namespace in self._selection.policies.values() for each in of_namespace.values()]
-        chains = _chains(state.table, pods)
+        by_chain = _policies_by_chain(state.table, pods)
         return {
             "policies": [
                 {
@@ -111,7 +111,7 @@ class PolicyAdmin:
                     "name": policy.name,
                     "directions": _directions(policy),
                     "pods": len({pod.name for pod in pods if pod.policies.get(policy.name) is policy}),
-                    "droppedPackets": sum(n for name, n in state.drops.items() if policy in chains.get(name, ())),
+                    "droppedPackets": sum(n for name, n in state.drops.items() if policy in by_chain.get(name, ())),
                 }
                 for policy in sorted(policies, key=lambda policy: (policy.namespace, policy.name))
             ],
@@ -138,7 +138,7 @@ class PolicyAdmin:
         return {"connections": connections, "problem": self._state().problem}
 
     def _addresses(self, text: str) -> list[Address]:
-        """Returns an address, or those of a pod; raises Unanswerable."""
+        """Returns the address in a text, or the addresses of the pod that it node_names; raises Unanswerable."""
         namespace, is_pod, name = text.partition("/")
         if not is_pod:
             try:
@@ -156,14 +156,14 @@ class PolicyAdmin:
         return list(pod.addresses)
 
     def _cluster(self, ends: set[Address]) -> ClusterState:
-        """Returns what the evaluator needs: a copy of all pods would take the main thread too long."""
+        """Returns the objects that decide about the addresses `ends`: a copy of all pods would take too long."""
         selection = self._selection
         owners = {address: owner for address in ends if (owner := selection.owners.get(address))}
         namespaces = {owner.namespace for owner in owners.values()}
         policies = [each for name in namespaces for each in selection.policies.get(name, {}).values()]
         pods = {address: owner for address, owner in owners.items() if owner.can_have_policies}
-        names = {local.pod.node for local in selection.local.values() if local.pod}
-        return ClusterState(pods, selection.namespaces, policies, dict.fromkeys(names, _addresses_here()))
+        node_names = {local.pod.node for local in selection.local.values() if local.pod}
+        return ClusterState(pods, selection.namespaces, policies, dict.fromkeys(node_names, _node_addresses()))
 
     def _decide(self, cluster: ClusterState, connection: PodConnection) -> Document:
         ends = {direction: self._decide_end(cluster, connection, direction) for direction in (EGRESS, INGRESS)}
@@ -182,8 +182,8 @@ class PolicyAdmin:
         )
         policies = self._selection.policies.get(unknown.namespace, {}) if unknown else {}
         if unknown and any(policy.rules(direction) is not None for policy in policies.values()):
-            what = f"the agent has no object of pod {unknown.name} yet, and its namespace {unknown.namespace}"
-            return False, f"{what} has policies: isolated until then"
+            cause = f"the agent has no object of pod {unknown.name} yet, and its namespace {unknown.namespace}"
+            return False, f"{cause} has policies: the pod is isolated until the object arrives"
         decision = decide_direction(cluster, connection, direction)
         return decision.allowed, _reason(decision, address, direction)
 
@@ -191,11 +191,11 @@ class PolicyAdmin:
 def _reason(decision: Decision, address: Address, direction: str) -> str:
     if decision.pod or decision.exemption:
         return decision.describe()
-    return f"{format_ip(address)} is no pod that policies can select ({direction})"
+    return f"{format_ip(address)} is not the address of a pod that policies can select ({direction})"
 
 
 def _parse(body: bytes) -> tuple[str, str, str, int]:
-    """Returns the source, the destination, the protocol and the port of a question; raises Unanswerable."""
+    """Parses a question: returns source, destination, protocol and port; raises Unanswerable."""
     try:
         question: object = json.loads(body)
     except (ValueError, RecursionError):
@@ -204,9 +204,9 @@ def _parse(body: bytes) -> tuple[str, str, str, int]:
     source, destination = fields.get("source"), fields.get("destination")
     protocol, port = fields.get("protocol"), fields.get("port")
     first = 0 if protocol == "icmp" else 1
-    is_service = protocol in _PROTOCOLS and isinstance(port, int) and first <= port <= LAST_PORT
-    if not (isinstance(source, str) and isinstance(destination, str) and isinstance(port, int) and is_service):
-        raise Unanswerable("the question has no source, destination, protocol and port of the right form", "", 400)
+    is_valid = protocol in _PROTOCOLS and isinstance(port, int) and first <= port <= LAST_PORT
+    if not (isinstance(source, str) and isinstance(destination, str) and isinstance(port, int) and is_valid):
+        raise Unanswerable("the question has no valid source, destination, protocol or port", "", 400)
     return source, destination, str(protocol), port
 
 
@@ -214,18 +214,18 @@ def _directions(policy: Policy) -> list[str]:
     return [direction for direction in (INGRESS, EGRESS) if policy.rules(direction) is not None]
 
 
-def _chains(table: FilterTable, pods: list[LocalPod]) -> dict[str, list[Policy]]:
-    """Returns the policies that each chain of the filter has the rules of, those of pods on this node."""
-    chains: dict[str, list[Policy]] = {}
+def _policies_by_chain(table: FilterTable, pods: list[LocalPod]) -> dict[str, list[Policy]]:
+    """Returns the policies of each chain of the filter, from the pods that use it."""
+    policies_by_chain: dict[str, list[Policy]] = {}
     for pod in pods:
         verdicts = [table.verdicts[address] for address in pod.addresses if address in table.verdicts]
         for verdict in verdicts[:1]:
             for direction, name in ((EGRESS, verdict.egress), (INGRESS, verdict.ingress)):
-                chains[name] = [each for each in pod.policies.values() if each.rules(direction) is not None]
-    return chains
+                policies_by_chain[name] = [each for each in pod.policies.values() if each.rules(direction) is not None]
+    return policies_by_chain
 
 
-def _addresses_here() -> frozenset[Address]:
+def _node_addresses() -> frozenset[Address]:
     """Returns this node's addresses, none if they cannot be read."""
     try:
         with Socket() as socket:

@@ -1,7 +1,8 @@
 """Follows the cluster's pods, namespaces and policies, and passes them to the selection in the main thread.
 
-One rule: what cannot be read isolates, and is reported by name. A policy that no API server would accept counts as one
-that allows nothing; a pod or a namespace counts as absent: no rule matches it, and ADD of the pod waits.
+One rule: an object that no API server would accept allows no connection, and is reported by name. An unreadable policy
+counts as one that allows nothing; an unreadable pod or namespace counts as absent, so no rule matches it, and ADD of
+the pod waits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from agent.policy.objects import (
     ClusterPod,
     Namespace,
     Policy,
-    closed_policy,
+    deny_all_policy,
     names_of,
     parse_namespace,
     parse_pod,
@@ -29,10 +30,10 @@ from process.loop import now
 PODS, NAMESPACES = "/api/v1/pods", "/api/v1/namespaces"
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
 _PAGE_SIZE = 500
-_LASTING_S = 60.0  # a watch that fails for less time misses nothing that matters
+_REPORT_AFTER_S = 60.0  # a watch that fails for a shorter time is not reported
 
 T = TypeVar("T", bound=ClusterPod | Namespace | Policy)
-Put = Callable[[Callable[[], None]], None]
+CallInMain = Callable[[Callable[[], None]], None]
 
 
 class Unreadable(NamedTuple):
@@ -45,17 +46,17 @@ class Unreadable(NamedTuple):
 
 
 class ClusterObjects:
-    """The three watches. `put` runs a call in the main thread, `on_change` is called there after each change."""
+    """The three watches. `call_in_main` runs a call in the main thread; `on_change` is called there after a change."""
 
     def __init__(
         self,
         client: ObjectClient,
         selection: PolicySelection,
-        put: Put,
+        call_in_main: CallInMain,
         on_change: Callable[[], None],
         log: Callable[[str], None],
     ) -> None:
-        calls = (put, on_change, log)
+        calls = (call_in_main, on_change, log)
         pods = _Follower(client, PODS, parse_pod, selection.set_pod, selection.remove_pod, None, *calls)
         namespaces = _Follower(
             client,
@@ -67,7 +68,7 @@ class ClusterObjects:
             *calls,
         )
         self._policies = _Follower(
-            client, POLICIES, parse_policy, selection.set_policy, selection.remove_policy, closed_policy, *calls
+            client, POLICIES, parse_policy, selection.set_policy, selection.remove_policy, deny_all_policy, *calls
         )
         self._followers = (pods, namespaces, self._policies)
         self.watches = (pods.watch, namespaces.watch, self._policies.watch)
@@ -79,11 +80,11 @@ class ClusterObjects:
 
     @property
     def policies_revision(self) -> int:
-        """The revision up to which the policies' watch has put its events."""
+        """The revision of the last event that the policies' watch has passed to the main thread."""
         return self._policies.watch.revision
 
     def problems(self) -> Iterator[str]:
-        """Yields what keeps the policies from being known."""
+        """Yields why objects are unknown, or may be out of date."""
         for follower in self._followers:
             yield from follower.problems()
 
@@ -91,7 +92,7 @@ class ClusterObjects:
 class _Follower(Generic[T]):
     """One watch, whose events become calls of `set_item` and `remove` in the main thread.
 
-    `close` returns the value in place of an object that cannot be read; without it the object counts as absent.
+    `substitute` returns the value that replaces an unreadable object; without it, the object counts as absent.
     """
 
     def __init__(
@@ -101,8 +102,8 @@ class _Follower(Generic[T]):
         parse: Callable[[Document], T],
         set_item: Callable[[T], None],
         remove: Callable[[str, str], None],
-        close: Callable[[Document], T] | None,
-        put: Put,
+        substitute: Callable[[Document], T] | None,
+        call_in_main: CallInMain,
         on_change: Callable[[], None],
         log: Callable[[str], None],
     ) -> None:
@@ -113,19 +114,19 @@ class _Follower(Generic[T]):
                 return Unreadable(*names_of(document), str(error), document)
 
         source = KubernetesObjects(client, path, read, _key_of, page_size=_PAGE_SIZE)
-        self.watch = ObjectWatch(source, lambda event: put(partial(self._handle, event)))
+        self.watch = ObjectWatch(source, lambda event: call_in_main(partial(self._handle, event)))
         self.is_synced = False
-        self._set, self._remove, self._close = set_item, remove, close
+        self._set, self._remove, self._substitute = set_item, remove, substitute
         self._on_change, self._log = on_change, log
         self._keys: set[str] = set()
         self._unreadable: dict[str, str] = {}
         self._failure, self._failed_s = "", 0.0
 
     def problems(self) -> Iterator[str]:
-        """Yields why the objects, or some of them, are not known."""
-        if self._failure and (not self.is_synced or now() - self._failed_s > _LASTING_S):
+        """Yields why some or all of the objects are unknown, or may be out of date."""
+        if self._failure and (not self.is_synced or now() - self._failed_s > _REPORT_AFTER_S):
             yield self._failure
-        effect = "it allows nothing" if self._close else "no rule matches it"
+        effect = "it allows nothing" if self._substitute else "no rule matches it"
         yield from (f"{problem}: {effect} until it is corrected" for problem in self._unreadable.values())
 
     def _handle(self, event: ObjectEvent[T | Unreadable]) -> None:
@@ -156,8 +157,8 @@ class _Follower(Generic[T]):
             self._set(item)
             return
         self._unreadable[key] = item.problem
-        if self._close:
-            self._set(self._close(item.document))
+        if self._substitute:
+            self._set(self._substitute(item.document))
         else:
             self._remove(item.namespace, item.name)
 

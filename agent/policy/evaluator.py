@@ -1,15 +1,16 @@
-"""What the policies of a cluster say of a connection: the reference that all else is compared with. Pure.
+"""Decides whether the policies of a cluster allow a connection; tests compare the packet filter with it. Pure.
 
-It is to be read beside the Kubernetes API's text, and has no index and no cache. A connection is allowed if it is
-allowed at both ends: as egress of the pod that opens it, and as ingress of the pod that accepts it.
+It follows the text of the Kubernetes API, without index and cache. A connection is allowed if both ends allow it: the
+pod that opens it as egress, and the pod that accepts it as ingress.
 
 1. A policy isolates the pods of its namespace that its podSelector selects, in the directions of its policyTypes.
-2. A pod that no policy isolates in a direction is open in this direction.
-3. An isolated pod has the connections that at least one rule of at least one of these policies allows: policies add up.
-4. Never blocked: a pod with itself, a pod with its node, and replies, which belong to a connection.
-5. Pods on the host's network are their node, and finished pods have no address: selectors select neither.
+2. If no policy isolates a pod in a direction, all its connections in this direction are allowed.
+3. An isolated pod has the connections that at least one rule of any of these policies allows.
+4. Always allowed: connections of a pod with itself and with its node, and replies, which belong to a connection.
+5. Selectors select neither pods on the host's network, which have their node's addresses, nor finished pods.
+6. An ipBlock matches the addresses of pods, too (the API leaves this open).
 
-The API leaves open whether pods' addresses match an ipBlock: they do. Source: networking.k8s.io/v1 NetworkPolicy.
+Source: networking.k8s.io/v1 NetworkPolicy.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from agent.policy.selector import Selector
 from cni.address import Address, format_ip
 
 EVERY_POD = PodPeer("", Selector(), Selector())  # also the peer of rules without peers
-_NAMED_POLICIES = 3
+_LISTED_MAX = 3
 
 
 class PodConnection(NamedTuple):
-    """A connection, or the first packet of one: `protocol` in lower case; `port` is the destination's, 0 for ICMP."""
+    """A connection: `protocol` in lower case; `port` is the destination's, 0 for ICMP."""
 
     source: Address
     destination: Address
@@ -38,7 +39,7 @@ class PodConnection(NamedTuple):
 
 
 class ClusterState(NamedTuple):
-    """All that decides: pods by address, namespaces by name, policies, and the addresses of each node by its name."""
+    """The facts that a decision depends on: pods by address, policies, namespaces and nodes' addresses by name."""
 
     pods: Mapping[Address, ClusterPod]
     namespaces: Mapping[str, Namespace]
@@ -47,10 +48,10 @@ class ClusterState(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The answer whether a connection is allowed, in the direction that decides, with the reason.
+    """The answer whether a connection is allowed in one direction, with the reason.
 
-    `policies` are those that isolate the pod, none if it is not isolated. `policy` and `rule` (its number, from 0)
-    allow the connection. `exemption` is the reason why policies do not count. `pod` and `peer` are for the sentence.
+    `policies` isolate the pod; it is not isolated without any. Rule number `rule` (from 0) of `policy` allows the
+    connection. `exemption` says why policies do not apply. `pod` and `peer` are names for `describe`.
     """
 
     allowed: bool
@@ -73,25 +74,29 @@ class Decision(NamedTuple):
             where = f"{self.direction}, rule {self.rule + 1}"
             return f"policy {self.policy.name} of namespace {self.policy.namespace} allows it ({where})"
         names = [policy.name for policy in self.policies]
-        more = f" and {len(names) - _NAMED_POLICIES} more" if len(names) > _NAMED_POLICIES else ""
-        listed = ", ".join(names[:_NAMED_POLICIES]) + more
+        more = f" and {len(names) - _LISTED_MAX} more" if len(names) > _LISTED_MAX else ""
+        listed = ", ".join(names[:_LISTED_MAX]) + more
         subject = f"policy {listed}" if len(names) == 1 else f"policies {listed}"
         verb = "isolates" if len(names) == 1 else "isolate"
-        way = "from" if self.direction == INGRESS else "to"
+        preposition = "from" if self.direction == INGRESS else "to"
         return (
             f"{subject} of namespace {self.policies[0].namespace} {verb} it ({self.direction}): "
-            f"no policy allows {self.connection} {way} {self.peer}"
+            f"no policy allows {self.connection} {preposition} {self.peer}"
         )
 
 
 def decide(cluster: ClusterState, connection: PodConnection) -> Decision:
-    """Returns whether both ends allow a connection: the decision of the end that has most to say, first the source."""
+    """Returns whether both ends allow a connection: the decision of one end.
+
+    That is the end that denies it, else the one that policies isolate, else one with an exemption, else one that is a
+    pod; the source if both ends are alike.
+    """
     ends = [decide_direction(cluster, connection, direction) for direction in (EGRESS, INGRESS)]
     return max(ends, key=lambda end: (not end.allowed, bool(end.policies), bool(end.exemption), bool(end.pod)))
 
 
 def decide_direction(cluster: ClusterState, connection: PodConnection, direction: str) -> Decision:
-    """Returns whether one end allows a connection: the source its egress, or the destination its ingress."""
+    """Returns whether one end allows a connection: for EGRESS the source, for INGRESS the destination."""
     address, peer = connection.source, connection.destination
     if direction == INGRESS:
         address, peer = peer, address
@@ -118,7 +123,7 @@ def isolates(policy: Policy, pod: ClusterPod, direction: str) -> bool:
 
 
 def selects(peer: PodPeer, pod: ClusterPod, namespaces: Mapping[str, Namespace]) -> bool:
-    """Returns whether a rule's selectors select a pod; a namespace that is not known is selected by no selector."""
+    """Returns whether a peer selects a pod; no selector selects a namespace whose object is unknown."""
     if peer.namespaces is None:
         is_selected = pod.namespace == peer.namespace
     else:
@@ -128,17 +133,17 @@ def selects(peer: PodPeer, pod: ClusterPod, namespaces: Mapping[str, Namespace])
 
 
 def _rule_allows(cluster: ClusterState, rule: Rule, connection: PodConnection, direction: str) -> bool:
-    """A rule allows what both its peers and its ports match; a rule without peers, or without ports, all of them."""
+    """Returns whether the peers and the ports of a rule match a connection."""
     address = connection.source if direction == INGRESS else connection.destination
     destination = cluster.pods.get(connection.destination)
-    has_peer = rule.peers is None or any(_peer_matches(cluster, peer, address) for peer in rule.peers)
-    if not has_peer or rule.ports is None:
-        return has_peer
-    # The name of a port is that of the destination pod. As egress it matches only a pod that the rule selects as a
-    # pod: an ipBlock says nothing of containers.
-    is_named = direction == INGRESS or _selects_pod(cluster, rule.peers or (EVERY_POD,), address)
-    named = destination if is_named else None
-    return any(_port_matches(port, connection, named) for port in rule.ports)
+    matches_peer = rule.peers is None or any(_peer_matches(cluster, peer, address) for peer in rule.peers)
+    if not matches_peer or rule.ports is None:
+        return matches_peer
+    # The containers of the destination define its named ports. An egress rule uses them only if one of its selectors
+    # selects the pod: an ipBlock selects addresses, which have no containers.
+    has_named_ports = direction == INGRESS or _selects_pod(cluster, rule.peers or (EVERY_POD,), address)
+    container_pod = destination if has_named_ports else None
+    return any(_port_matches(port, connection, container_pod) for port in rule.ports)
 
 
 def _peer_matches(cluster: ClusterState, peer: Peer, address: Address) -> bool:
@@ -153,13 +158,13 @@ def _selects_pod(cluster: ClusterState, peers: tuple[Peer, ...], address: Addres
 
 
 def _port_matches(port: PortRange, connection: PodConnection, destination: ClusterPod | None) -> bool:
-    """A number or a range matches this protocol's ports; a name the ports that the destination's containers name so."""
+    """Returns whether a range contains a connection's port, or `destination` has a port of this name and number."""
     if port.protocol != connection.protocol:
         return False
     if not port.name:
         return port.first <= connection.port <= port.last
-    needed = (port.name, port.protocol, connection.port)
-    return destination is not None and needed in destination.ports
+    named_port = (port.name, port.protocol, connection.port)
+    return destination is not None and named_port in destination.ports
 
 
 def _describe_peer(cluster: ClusterState, pod: ClusterPod, address: Address) -> str:

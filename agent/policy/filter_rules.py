@@ -1,14 +1,14 @@
-"""The nftables objects of the policy filter: its base chains, and the bytes of the rules and elements of a FilterTable.
+"""The nftables objects of the policy filter: its base chains, and a FilterTable's rules and elements as bytes. Pure.
 
-This module is pure. The base chains never change. They judge a connection's first packet after DNAT and before SNAT:
+The base chains never change. They decide about a connection's first packet, after DNAT and before SNAT:
 
     chain egress  { type filter hook forward priority -10; ... ip saddr vmap @egress4; ip6 saddr vmap @egress6 }
     chain ingress { type filter hook forward priority -9; ... ip daddr vmap @ingress4; ip6 daddr vmap @ingress6 }
     chain output-egress  { type filter hook output priority -10; ... }
     chain output-ingress { type filter hook output priority -9; fib saddr type local accept; ... }
 
-An accept ends the base chain of its direction only, so both ends of a connection must accept it. IPVS sends the packets
-that it translated through output; the node's packets are accepted there.
+"accept" ends only the base chain of its direction, so both ends of a connection must accept it. The output chains are
+for IPVS, which sends the packets that it has translated through the hook output; they accept the node's own packets.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from kernel.rtnl import Request
 from process.values import replace
 
 _FORWARD, _OUTPUT = 2, 3  # NF_INET_*
-_FIRST, _SECOND = -10, -9  # priorities, before the chains with priority filter, of firewalls
+_EGRESS_PRIORITY, _INGRESS_PRIORITY = -10, -9  # before firewalls' chains, which have priority filter (0)
 _VERSIONS = (4, 6)
 
-EGRESS_MAPS = {version: replace(one, verdicts=True) for version, one in EGRESS.items()}
-INGRESS_MAPS = {version: replace(one, verdicts=True) for version, one in INGRESS.items()}
-COUNTER_PREFIX = "d-"  # of the counter of a chain's drops
+EGRESS_MAPS = {version: replace(element_set, verdicts=True) for version, element_set in EGRESS.items()}
+INGRESS_MAPS = {version: replace(element_set, verdicts=True) for version, element_set in INGRESS.items()}
+COUNTER_PREFIX = "d-"  # the name of a chain's drop counter is this and the name of the chain
 
-_KEYS = {
+_KEY_PARTS = {
     **{f"s{version}": (ADDRESS[version],) for version in _VERSIONS},
     **{f"b{version}": (ADDRESS[version],) for version in _VERSIONS},
     **{f"p{version}": (ADDRESS[version], PADDED_PORT) for version in _VERSIONS},
@@ -43,31 +43,32 @@ _KEYS = {
 }
 
 
-_OF_ALL = (
+_COMMON_RULES = (
     "ct state established,related accept",
     "ip saddr . ip daddr @self4 accept",
     "ip6 saddr . ip6 daddr @self6 accept",
 )
-_EGRESS = (*_OF_ALL, "ip saddr vmap @egress4", "ip6 saddr vmap @egress6")
-_INGRESS = (*_OF_ALL, "ip daddr vmap @ingress4", "ip6 daddr vmap @ingress6")
-# Frames between pods of one bridge pass the hook forward, those of neighbour discovery too.
+_EGRESS = (*_COMMON_RULES, "ip saddr vmap @egress4", "ip6 saddr vmap @egress6")
+_INGRESS = (*_COMMON_RULES, "ip daddr vmap @ingress4", "ip6 daddr vmap @ingress6")
+# With bridge netfilter, frames between pods of one bridge pass the hook forward, including neighbour discovery.
 _NEIGHBOUR_DISCOVERY = "icmpv6 type 133-137 accept"
+_LOCAL_SOURCE = "fib saddr type local accept"  # packets that the node itself sends
 BASE = BaseTable.compile(
     TABLE,
     (*EGRESS_MAPS.values(), *INGRESS_MAPS.values(), *SELF.values()),
     {
-        Chain(TABLE, "egress", Hook("filter", _FORWARD, _FIRST)): (_NEIGHBOUR_DISCOVERY, *_EGRESS),
-        Chain(TABLE, "ingress", Hook("filter", _FORWARD, _SECOND)): (_NEIGHBOUR_DISCOVERY, *_INGRESS),
-        Chain(TABLE, "output-egress", Hook("filter", _OUTPUT, _FIRST)): _EGRESS,
-        Chain(TABLE, "output-ingress", Hook("filter", _OUTPUT, _SECOND)): ("fib saddr type local accept", *_INGRESS),
+        Chain(TABLE, "egress", Hook("filter", _FORWARD, _EGRESS_PRIORITY)): (_NEIGHBOUR_DISCOVERY, *_EGRESS),
+        Chain(TABLE, "ingress", Hook("filter", _FORWARD, _INGRESS_PRIORITY)): (_NEIGHBOUR_DISCOVERY, *_INGRESS),
+        Chain(TABLE, "output-egress", Hook("filter", _OUTPUT, _EGRESS_PRIORITY)): _EGRESS,
+        Chain(TABLE, "output-ingress", Hook("filter", _OUTPUT, _INGRESS_PRIORITY)): (_LOCAL_SOURCE, *_INGRESS),
     },
 )
 
 
 def set_of(name: str) -> Set:
-    """Returns the nftables set of a FilterTable's set."""
+    """Returns the nftables set of this name; the first letters of the name are its kind."""
     kind = name.partition("-")[0]
-    return Set(TABLE, name, _KEYS[kind], interval=kind in ("b4", "b6", "t"))
+    return Set(TABLE, name, _KEY_PARTS[kind], interval=kind in ("b4", "b6", "t"))
 
 
 def chain_of(name: str, comment: str = "") -> Chain:
@@ -76,18 +77,18 @@ def chain_of(name: str, comment: str = "") -> Chain:
 
 
 def counter_of(chain: str) -> str:
-    """Returns the name of the counter of a chain's drops."""
+    """Returns the name of the counter of the packets that a chain drops."""
     return COUNTER_PREFIX + chain
 
 
 def rules_of(name: str, content: ChainContent) -> list[bytes]:
-    """Returns the expressions of a chain's rules; the last one counts and drops."""
+    """Returns the expressions of each rule of a chain; the last rule counts and drops the packet."""
     peer = "daddr" if name.startswith("e-") else "saddr"
-    texts = [*(_text(rule, peer) for rule in content.rules), f'counter name "{counter_of(name)}" drop']
+    texts = [*(_rule_text(rule, peer) for rule in content.rules), f'counter name "{counter_of(name)}" drop']
     return [compile_rule(text, TABLE.family) for text in texts]
 
 
-def _text(rule: AcceptRule, peer: str) -> str:
+def _rule_text(rule: AcceptRule, peer: str) -> str:
     """Returns a rule as `nft list` prints it."""
     ip = "ip6" if rule.version == 6 else "ip"
     if rule.pair_set:
@@ -105,22 +106,22 @@ def _text(rule: AcceptRule, peer: str) -> str:
 
 def add_requests(name: str, elements: Iterable[Element]) -> list[Request]:
     """Builds the requests that add elements to a set; existing ones stay."""
-    of_kernel = set_of(name)
-    if of_kernel.interval:
-        return nft_interval.add_interval_requests(of_kernel, map(interval_of, elements))
-    return nft_set.add_element_requests(of_kernel, (nft_set.Element(key_of(one)) for one in elements))
+    element_set = set_of(name)
+    if element_set.interval:
+        return nft_interval.add_interval_requests(element_set, map(interval_of, elements))
+    return nft_set.add_element_requests(element_set, (nft_set.Element(key_of(element)) for element in elements))
 
 
 def delete_requests(name: str, elements: Iterable[Element]) -> list[Request]:
     """Builds the requests that delete elements of a set; refused if one is absent (ENOENT)."""
-    of_kernel = set_of(name)
-    if of_kernel.interval:
-        return nft_interval.delete_interval_requests(of_kernel, map(interval_of, elements))
-    return nft_set.delete_element_requests(of_kernel, map(key_of, elements))
+    element_set = set_of(name)
+    if element_set.interval:
+        return nft_interval.delete_interval_requests(element_set, map(interval_of, elements))
+    return nft_set.delete_element_requests(element_set, map(key_of, elements))
 
 
 def key_of(element: Element) -> bytes:
-    """Returns the key of an address, or of an address with a port."""
+    """Returns the key of an address, or of a pair of address and port."""
     if not isinstance(element, tuple):
         return element.packed
     address, port = element
@@ -132,14 +133,14 @@ def key_of(element: Element) -> bytes:
 def interval_of(element: Element) -> Interval:
     """Returns the interval of a range of addresses or ports."""
     if not isinstance(element, tuple):
-        raise TypeError("an address is no range")
+        raise TypeError("an address is not a range")
     first, last = element
     return Interval(int(first), int(last) + 1)
 
 
 def verdict_elements(verdicts: Mapping[Address, Verdict]) -> dict[Set, dict[bytes, str]]:
-    """Returns the desired elements of `BASE.sets`: the chains of local pods' addresses, and "" in the sets SELF."""
-    elements: dict[Set, dict[bytes, str]] = {one: {} for one in BASE.sets}
+    """Returns the desired elements of `BASE.sets` by key, with their chains; in the sets SELF the chain is ""."""
+    elements: dict[Set, dict[bytes, str]] = {element_set: {} for element_set in BASE.sets}
     for address, verdict in verdicts.items():
         version, key = address.version, address.packed
         if verdict.egress:

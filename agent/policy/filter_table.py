@@ -1,17 +1,17 @@
-"""The desired packet filter of a node as a value: what `plan` computes and `filter` creates in the kernel.
+"""The desired packet filter of a node as a value: `plan` computes it, `filter` creates it in the kernel. Pure.
 
-This module is pure and has no bytes. The kinds have these names:
+Chains and sets have these names:
 
-    chains  i-<hash>  ingress of the pods of one group: `AcceptRule`s match the packet's source and destination port
-            e-<hash>  egress: they match the packet's destination and destination port
+    chains  i-<hash>  ingress of pods: the rules match the packet's source and destination port
+            e-<hash>  egress of pods: the rules match the packet's destination and destination port
     sets    s4-<hash>, s6-<hash>  Address                 the pods of a peer selector
             p4-<hash>, p6-<hash>  (Address, port number)  peers with the number of a named port
             b4-<hash>, b6-<hash>  (first, last) Address   address blocks: disjoint ranges, content-addressed
             t-<hash>              (first, last) int       port ranges: disjoint ranges, content-addressed
 
-A chain accepts what one of its rules matches, and drops everything else (the filter adds this last rule, with a named
-counter). Each name is at most 31 characters long and has lower-case letters, digits and "-" only. Sets, chains and
-verdicts that nothing uses are not in the table: a set is there if, and only if, a rule names it.
+A chain accepts the packets that one of its rules matches, and drops all others (the filter adds this last rule, with a
+named counter). Names have at most 31 characters: lower-case letters, digits and "-". The table has no unused objects: a
+set is there if, and only if, a rule names it, and a chain if a verdict names it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class AcceptRule(NamedTuple):
 
     `version` is the IP version of the sets, 0 in a rule that names no set of addresses. `peer_set` (s or b) must
     contain the peer's address. `protocol` is "tcp", "udp", "sctp", or "" for every protocol, ICMP included. `ports` is
-    the first and last destination port, or `port_set` (t) contains the port; without both every port of the protocol
+    the first and last destination port, or `port_set` (t) contains the port; without either, every port of the protocol
     matches. `pair_set` (p) must contain the peer's address with the destination port; with it the rule has a protocol,
-    and no `peer_set`, `ports` and `port_set`.
+    but neither `peer_set` nor `ports` nor `port_set`.
     """
 
     version: int = 0
@@ -43,21 +43,21 @@ class AcceptRule(NamedTuple):
 
 
 class ChainContent(NamedTuple):
-    """A chain: the comment that `nft list` shows (the first 128 bytes), and the rules in order."""
+    """The content of a chain: its comment, of which the kernel gets the first 128 bytes, and its rules in order."""
 
     comment: str
     rules: tuple[AcceptRule, ...]
 
 
 class Verdict(NamedTuple):
-    """The chains of a local pod's address: "" in a direction in which no policy selects the pod, but not both."""
+    """The chains of a local pod's address: "" in a direction in which no policy isolates the pod; not "" in both."""
 
     egress: str = ""
     ingress: str = ""
 
 
 class SetChange(NamedTuple):
-    """The difference of one set's elements."""
+    """The elements to add to a set, and to remove from it."""
 
     added: Collection[Element] = ()
     removed: Collection[Element] = ()
@@ -66,10 +66,10 @@ class SetChange(NamedTuple):
 class FilterTable(NamedTuple):
     """The desired filter.
 
-    The filter compares what changed only: a mapping or set that is the same object as at the last `apply` is taken as
-    unchanged. So a change makes a new object, with one exception: a set that is changed in place is named in
-    `apply`'s `changes`, with its difference. `verdicts` is a new object after every event of a local pod, also one
-    that changes no content: DEL deletes the pod's addresses from the kernel, and the filter reads them again then.
+    The filter treats a mapping or set as unchanged if it is the same Python object as at the last `apply`. So a changed
+    one must be a new object, with one exception: for a set that changes in place, `changes` of `apply` has the
+    difference. `verdicts` is a new object after every event of a local pod, even with equal content: DEL may have
+    deleted the pod's addresses from the kernel, so the filter reads the verdict maps again.
     """
 
     verdicts: Mapping[Address, Verdict]

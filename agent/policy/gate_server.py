@@ -1,7 +1,7 @@
-"""Answers ADD on the Unix socket: once the packet filter has what the cluster's policies say about the pod.
+"""Serves the Unix socket on which ADD waits until the packet filter has the pod's policies.
 
-One rule: an answer names the generation of the file `namespaces` that the filter follows, and is sent after the
-transaction. attachment/policy/gate.py has the other side, and the form of the lines.
+One rule: the answer is sent after the transaction of the packet filter, and has the generation of the file `namespaces`
+that was current then. attachment/policy/gate.py is the client, and describes request and answer.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from attachment.policy import table
 from process import directories
 from process.loop import Loop
 
-_QUEUE = 256  # runtimes start some hundred pods at once after a reboot
+_BACKLOG = 256  # runtimes start some hundred pods at once after a reboot
 _MAX_REQUEST_BYTES = 4096
 
 
 class GateRequest:
-    """An ADD that waits for the record `record`; `revision` is that of the policies that it needs, None: not known."""
+    """An ADD that waits; `record` is the name of the pod's record, "" until the request has arrived.
+
+    `revision`, used with `strict`, is the revision of the policies that the pod needs: None while it is unknown, 0 once
+    the main thread has the policies.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -30,7 +34,7 @@ class GateRequest:
 
 
 class GateServer:
-    """The server. `on_request` is called with each new request, which then waits in `waiting` for `answer`."""
+    """The server. `on_request` is called with each new request; `waiting` yields it until `answer` is called."""
 
     def __init__(self, loop: Loop, on_request: Callable[[GateRequest], None]) -> None:
         self._loop, self._on_request = loop, on_request
@@ -38,20 +42,20 @@ class GateServer:
         self._requests: dict[int, GateRequest] = {}  # by descriptor
 
     def start(self) -> None:
-        """Starts to listen; the path shows only a socket that accepts. Raises OSError."""
+        """Starts to listen, and only then renames the socket to its path; raises OSError."""
         directories.create(table.DIRECTORY)
         draft = f"{table.GATE_SOCKET}.new"
         with suppress(FileNotFoundError):
-            os.unlink(draft)  # of an agent that was killed
+            os.unlink(draft)  # from an agent that was killed
         self._socket.bind(draft)
         os.chmod(draft, 0o600)
-        self._socket.listen(_QUEUE)
+        self._socket.listen(_BACKLOG)
         self._socket.setblocking(False)
-        os.rename(draft, table.GATE_SOCKET)  # ADDs that wait for it see this
+        os.rename(draft, table.GATE_SOCKET)  # ADDs that wait for the path may connect from now on
         self._loop.watch(self._socket.fileno(), self._accept)
 
     def waiting(self) -> Iterator[GateRequest]:
-        """Yields the requests that wait; the caller may answer them meanwhile."""
+        """Yields the requests without an answer; the caller may answer them while it iterates."""
         yield from [request for request in self._requests.values() if request.record]
 
     def answer(self, request: GateRequest, generation: int) -> None:
@@ -88,7 +92,7 @@ class GateServer:
 
 
 def _record_of(line: bytes) -> str:
-    """Returns the name of the record in a request, "" for anything else; the agent always has the newest generation."""
+    """Returns the record's name in a request, "" if it is malformed; the client checks the generation."""
     try:
         request: object = json.loads(line)
     except ValueError:

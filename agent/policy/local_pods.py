@@ -1,7 +1,8 @@
-"""The pods of this node that plugins have attached, from their records: reads them all, then follows the directory.
+"""Reads the records of this node's pods, which plugins write, and follows changes of their directory.
 
-One rule: a record's addresses enter the packet filter only while its lock is held, and after another look at it. DEL
-holds the lock while it takes the addresses out; after that they may be another pod's.
+One rule: the agent adds a record's addresses to the packet filter only while it holds the record's lock, and after it
+has checked that the file still exists. DEL holds the lock until it has removed the addresses and deleted the record;
+then another pod may get them.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from process import directories
 from process.loop import Loop, now
 
 _MAX_BYTES = 1 << 16
-_AGAIN_S = 5.0
+_RETRY_S = 5.0
 
 
 class LocalPods:
-    """The records by file name, only those of pods of Kubernetes. `on_change` is called when the directory changes."""
+    """The records of Kubernetes' pods by file name. `on_change` is called when the directory changes."""
 
     def __init__(self, loop: Loop, on_change: Callable[[], None]) -> None:
         self.by_name: dict[str, PodRecord] = {}
-        self._inodes: dict[str, int] = {}  # of the files: another file of the same name is another record
+        self._inodes: dict[str, int] = {}  # by file name: a file with another inode is a new record
         self._changed: set[str] = set()
         self._loop, self._on_change = loop, on_change
         self._watch = -1
 
     def start(self) -> None:
-        """Follows the directory, which it creates, and reads all records; raises OSError."""
+        """Creates the directory if it is missing, follows it, and reads all records; raises OSError."""
         directories.create(table.PODS_DIRECTORY)
         self._watch = inotify.open_watch(table.PODS_DIRECTORY, inotify.MOVED_TO | inotify.DELETED)
         self._loop.watch(self._watch, self._on_event)
@@ -44,7 +45,7 @@ class LocalPods:
         self._on_change()
 
     def read_changes(self) -> None:
-        """Reads the records that have changed; also before the loop reports it."""
+        """Reads the changed records at once: the loop may not have reported the event yet."""
         while events := inotify.read(self._watch):
             if any(event.mask & inotify.OVERFLOW for event in events):
                 self.read_all()
@@ -59,7 +60,7 @@ class LocalPods:
     def read(self, name: str) -> None:
         """Reads a record again."""
         pod, inode = None, 0
-        with suppress(OSError, ValueError), open(records.path_of(name), "rb") as file:  # a damaged one: DEL deletes it
+        with suppress(OSError, ValueError), open(records.path_of(name), "rb") as file:  # DEL deletes a damaged one
             pod, inode = records.parse(file.read(_MAX_BYTES)), os.fstat(file.fileno()).st_ino
         if pod is None or not (pod.namespace and pod.pod):
             self._forget(name)
@@ -68,27 +69,30 @@ class LocalPods:
             self._changed.add(name)
 
     def take_changes(self) -> Iterator[tuple[str, PodRecord | None]]:
-        """Yields the records that were written, or deleted (None), since the last call."""
+        """Yields the names of the records that were written or deleted since the last call; deleted ones with None."""
         changed, self._changed = self._changed, set()
         for name in changed:
             yield name, self.by_name.get(name)
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
-        """Locks all records while the context is active; yields False if one was deleted, or DEL has locked it."""
+        """Holds the locks of all records while the context is active; yields False if some could not be locked.
+
+        Those have been deleted, or DEL holds their lock: they are no longer in `by_name`.
+        """
         descriptors: list[int] = []
         try:
-            gone = [name for name, inode in self._inodes.items() if not _lock(name, inode, descriptors)]
-            for name in gone:
+            lost_names = [name for name, inode in self._inodes.items() if not _lock(name, inode, descriptors)]
+            for name in lost_names:
                 self._forget(name)
-            if gone:  # a DEL that fails leaves its record, and causes no event
-                self._loop.call_at(now() + _AGAIN_S, partial(self._read_again, gone))
-            yield not gone
+            if lost_names:  # a DEL that fails keeps the record, and inotify reports nothing
+                self._loop.call_at(now() + _RETRY_S, partial(self._reread, lost_names))
+            yield not lost_names
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _read_again(self, names: list[str]) -> None:
+    def _reread(self, names: list[str]) -> None:
         for name in names:
             self.read(name)
         if self._changed:
@@ -101,7 +105,7 @@ class LocalPods:
 
 
 def _lock(name: str, inode: int, descriptors: list[int]) -> bool:
-    """Locks a record, if it is still the same file; adds the descriptor, which holds the lock."""
+    """Locks a record, and appends the descriptor that holds the lock; returns False if it cannot be locked."""
     try:
         descriptors.append(os.open(records.path_of(name), os.O_RDONLY | os.O_CLOEXEC))
         fcntl.flock(descriptors[-1], fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""The file `namespaces`: which namespaces have policies, so that ADD of a pod in another one does not wait.
+"""Writes the file `namespaces`: it lists the namespaces with policies; ADD waits only for pods of these.
 
-One rule: each new content has a higher generation, also across restarts of the agent. attachment/policy/gate.py reads
-the file, and describes it.
+One rule: each new content has a higher generation, even after a restart of the agent. attachment/policy/gate.py
+describes and reads the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from process import directories
 
 
 class NamespacesFile:
-    """Writes the file; `generation` is that of its content."""
+    """Writes the file; `generation` is the generation of the last content."""
 
     def __init__(self, *, is_strict: bool) -> None:
         self._boot, self._is_strict = gate.current_boot(), is_strict

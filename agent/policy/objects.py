@@ -1,9 +1,10 @@
 """Pods, namespaces and network policies as small values, parsed from the API's documents. Pure.
 
 One rule: a document that no API server would accept raises ValueError, whose text names the object, the field and the
-fault. The caller reports it and, for a policy, uses `closed_policy` in its place.
+fault. The caller reports it and, for a policy, uses `deny_all_policy` instead.
 
-A value keeps only what policies need, and equal texts and labels are one object: a cluster may have 100,000 pods.
+A cluster may have 100,000 pods, so a value has only the fields that policies need, and equal strings and equal labels
+share one Python object. The parameter `at` is the path of a field, for error texts.
 
 Source: the Kubernetes API, core/v1 Pod and Namespace, networking.k8s.io/v1 NetworkPolicy.
 """
@@ -29,10 +30,10 @@ LAST_PORT = 65535
 _PROTOCOLS = {"TCP": TCP, "UDP": "udp", "SCTP": "sctp"}
 _TYPES = ("Ingress", "Egress")
 _FINISHED = ("Succeeded", "Failed")
-# A static pod's runtime knows it by this UID; its object in the API, which the kubelet creates, has another.
+# The annotation has the UID by which the runtime knows a static pod; the kubelet's object in the API has another UID.
 _STATIC_UID = "kubernetes.io/config.mirror"
-_LEADING_ZEROS = re.compile(r"\b0+(?=\d)")  # of an IPv4 block: servers before 1.35 accept 010.0.0.0/8 as 10.0.0.0/8
-_SHARED = 1 << 14  # label mappings and ports that are remembered: pods of one Deployment share theirs
+_LEADING_ZEROS = re.compile(r"\b0+(?=\d)")  # in IPv4 blocks: API servers before 1.35 read 010.0.0.0/8 as 10.0.0.0/8
+_CACHE_SIZE = 1 << 14  # label mappings, and lists of ports: the pods of one Deployment share theirs
 
 
 class NamedPort(NamedTuple):
@@ -44,9 +45,9 @@ class NamedPort(NamedTuple):
 
 
 class ClusterPod(NamedTuple):
-    """A pod. Of two pods that have one address, the address belongs to the one with the higher `precedence`.
+    """A pod. If two pods have the same address, it belongs to the pod with the higher `precedence`.
 
-    `precedence` is the time of creation in seconds, 0 while the pod is terminating. `ports` are the named ones of its
+    `precedence` is the time of creation in seconds, 0 while the pod is terminating. `ports` are the named ports of its
     containers and sidecars.
     """
 
@@ -63,7 +64,7 @@ class ClusterPod(NamedTuple):
 
     @property
     def can_have_policies(self) -> bool:
-        """Whether policies concern the pod: on the host's network it is its node, and a finished one has no address."""
+        """Whether policies apply to the pod: neither to one on the host's network nor to a finished one."""
         return not (self.host_network or self.is_finished)
 
 
@@ -75,12 +76,12 @@ class Namespace(NamedTuple):
 
     @property
     def namespace(self) -> str:
-        """The namespace of the object: it is in none."""
+        """The empty string: unlike pods and policies, a Namespace object is in no namespace."""
         return ""
 
 
 class PodPeer(NamedTuple):
-    """The pods that a selector selects in `namespace`, or, if `namespaces` is a selector, in those that it selects."""
+    """Pods that `pods` selects: in the namespaces that `namespaces` selects, or in `namespace` if that is None."""
 
     namespace: str
     namespaces: Selector | None
@@ -92,7 +93,7 @@ class PodPeer(NamedTuple):
 
 
 class IpBlock(NamedTuple):
-    """The addresses of a network without those of `excepts`."""
+    """The addresses of a network, except those in `excepts`."""
 
     network: Network
     excepts: tuple[Network, ...] = ()
@@ -105,7 +106,7 @@ Peer = PodPeer | IpBlock
 
 
 class PortRange(NamedTuple):
-    """A range of ports of a protocol: those from `first` to `last`, or those that a container names `name`."""
+    """A range of ports of a protocol: from `first` to `last`, or, if `name` is set, container ports of this name."""
 
     protocol: str
     first: int = 0
@@ -114,14 +115,17 @@ class PortRange(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Allows connections with one of the peers, to one of the ports; None stands for all, other protocols included."""
+    """Allows connections with one of the peers, to one of the ports.
+
+    None means every peer, or every port of every protocol, including ICMP.
+    """
 
     peers: tuple[Peer, ...] | None = None
     ports: tuple[PortRange, ...] | None = None
 
 
 class Policy(NamedTuple):
-    """A network policy; in a direction whose rules are None it isolates no pod."""
+    """A network policy. Rules of None: it isolates no pod in this direction; no rules: it allows nothing."""
 
     namespace: str
     name: str
@@ -135,7 +139,7 @@ class Policy(NamedTuple):
 
 
 def names_of(document: Document) -> tuple[str, str]:
-    """Returns the namespace, "" for an object in none, and the name; raises ValueError without a name."""
+    """Returns namespace ("" if the object is in none) and name of an object; raises ValueError if it has no name."""
     metadata = _mapping(document, "metadata")
     namespace, name = metadata.get("namespace") or "", metadata.get("name")
     if not (isinstance(namespace, str) and isinstance(name, str) and name):
@@ -150,7 +154,7 @@ def parse_pod(document: Document) -> ClusterPod:
     at = f"Pod {namespace}/{name}"
     uid, node = metadata.get("uid"), spec.get("nodeName") or ""
     if not isinstance(uid, str) or not isinstance(node, str):
-        raise ValueError(f"{at}: metadata.uid or spec.nodeName is not a text")
+        raise ValueError(f"{at}: metadata.uid or spec.nodeName is not a string")
     static_uid = _mapping(metadata, "annotations").get(_STATIC_UID)
     return ClusterPod(
         namespace,
@@ -162,7 +166,7 @@ def parse_pod(document: Document) -> ClusterPod:
         spec.get("hostNetwork") is True,
         status.get("phase") in _FINISHED,
         _named_ports(spec),
-        0 if metadata.get("deletionTimestamp") else _seconds(metadata.get("creationTimestamp")),
+        0 if metadata.get("deletionTimestamp") else _parse_time(metadata.get("creationTimestamp")),
     )
 
 
@@ -175,7 +179,8 @@ def parse_namespace(document: Document) -> Namespace:
 def parse_policy(document: Document) -> Policy:
     """Returns the policy of a NetworkPolicy object; raises ValueError.
 
-    Lists that are missing and lists that are empty mean the same, except for `spec.egress` without `policyTypes`.
+    A missing list means the same as an empty one. Without `policyTypes`, the policy isolates ingress, and egress only
+    if `spec.egress` has rules.
     """
     namespace, name = names_of(document)
     spec = _mapping(document, "spec")
@@ -191,10 +196,10 @@ def parse_policy(document: Document) -> Policy:
     return Policy(namespace, name, pods, ingress, egress)
 
 
-def closed_policy(document: Document) -> Policy:
-    """Returns a policy in place of one that is not valid: it allows nothing in either direction.
+def deny_all_policy(document: Document) -> Policy:
+    """Returns a policy that replaces an invalid one: it allows nothing in either direction.
 
-    It selects the same pods, or all of the namespace if its podSelector is not valid. Raises ValueError without names.
+    It selects the same pods, or all of the namespace if its podSelector is invalid. Raises ValueError without a name.
     """
     namespace, name = names_of(document)
     try:
@@ -213,7 +218,7 @@ def _rules(spec: Document, direction: str, peers_key: str, namespace: str) -> tu
 
 
 def _parse_list(document: Document, key: str, at: str, parse: Callable[[Document, str], V]) -> tuple[V, ...]:
-    """Returns the values of a list of objects; `parse` gets each one with its place, for error texts."""
+    """Returns the parsed objects of a list; `parse` gets each object and its path."""
     places = [(item, f"{at}.{key}[{n}]") for n, item in enumerate(_list(document, key, at))]
     return tuple(parse(_object(item, place), place) for item, place in places)
 
@@ -232,7 +237,7 @@ def _peer(namespace: str, document: Document, at: str) -> Peer:
     if pods is None and namespaces is None:
         raise ValueError(f"{at} has no selector and no ipBlock")
     return PodPeer(
-        namespace if namespaces is None else "",  # equal selectors of different namespaces share a set
+        namespace if namespaces is None else "",  # policies of several namespaces share the set
         None if namespaces is None else parse_selector(namespaces, f"{at}.namespaceSelector"),
         Selector() if pods is None else parse_selector(pods, f"{at}.podSelector"),
     )
@@ -240,21 +245,21 @@ def _peer(namespace: str, document: Document, at: str) -> Peer:
 
 def _network(text: object, at: str) -> Network:
     if not isinstance(text, str):
-        raise ValueError(f"{at} is not a text")
+        raise ValueError(f"{at} is not a string")
     if ":" not in text:
         text = _LEADING_ZEROS.sub("", text)
     try:
-        return parse_cidr(text).network  # servers before 1.35 accept host bits, which mean nothing
+        return parse_cidr(text).network  # API servers before 1.35 accept, and ignore, host bits
     except ValueError:
         raise ValueError(f"{at} {text!r} is not a network such as 10.1.0.0/16") from None
 
 
 def _port_range(document: Document, at: str) -> PortRange:
     port, end = document.get("port"), document.get("endPort")
-    word = document.get("protocol", "TCP")
-    protocol = _PROTOCOLS.get(word) if isinstance(word, str) else None
+    protocol_name = document.get("protocol", "TCP")
+    protocol = _PROTOCOLS.get(protocol_name) if isinstance(protocol_name, str) else None
     if protocol is None:
-        raise ValueError(f"{at}.protocol {word!r} is none of TCP, UDP, SCTP")
+        raise ValueError(f"{at}.protocol {protocol_name!r} is none of TCP, UDP, SCTP")
     if end is not None and not _is_port(port):
         raise ValueError(f"{at} has an endPort without a number as port")
     if port is None:
@@ -274,11 +279,11 @@ def _is_port(value: object) -> bool:
 def _labels(metadata: Document, at: str) -> Mapping[str, str]:
     labels = metadata.get("labels") or {}
     if not isinstance(labels, Mapping) or not all(isinstance(value, str) for value in labels.values()):
-        raise ValueError(f"{at}: metadata.labels is not an object of texts")
+        raise ValueError(f"{at}: metadata.labels is not an object with string values")
     return _shared_labels(tuple(sorted(labels.items())))
 
 
-@lru_cache(maxsize=_SHARED)
+@lru_cache(maxsize=_CACHE_SIZE)
 def _shared_labels(pairs: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     return {intern(key): intern(value) for key, value in pairs}
 
@@ -293,30 +298,30 @@ def _pod_addresses(status: Document, at: str) -> tuple[Address, ...]:
 
 
 def _named_ports(spec: Document) -> tuple[NamedPort, ...]:
-    containers = _containers(spec, "containers")
-    sidecars = [item for item in _containers(spec, "initContainers") if item.get("restartPolicy") == "Always"]
+    containers = _readable_objects(spec, "containers")
+    sidecars = [item for item in _readable_objects(spec, "initContainers") if item.get("restartPolicy") == "Always"]
     ports = []
     for container in containers + sidecars:
-        for port in _containers(container, "ports"):
-            name, number, word = port.get("name"), port.get("containerPort"), port.get("protocol") or "TCP"
-            if isinstance(name, str) and name and isinstance(number, int) and isinstance(word, str):
-                ports.append((name, _PROTOCOLS.get(word, word), number))
+        for port in _readable_objects(container, "ports"):
+            name, number, protocol_name = port.get("name"), port.get("containerPort"), port.get("protocol") or "TCP"
+            if isinstance(name, str) and name and isinstance(number, int) and isinstance(protocol_name, str):
+                ports.append((name, _PROTOCOLS.get(protocol_name, protocol_name), number))
     return _shared_ports(tuple(dict.fromkeys(ports)))
 
 
-@lru_cache(maxsize=_SHARED)
+@lru_cache(maxsize=_CACHE_SIZE)
 def _shared_ports(ports: tuple[tuple[str, str, int], ...]) -> tuple[NamedPort, ...]:
     return tuple(NamedPort(intern(name), protocol, number) for name, protocol, number in ports)
 
 
-def _seconds(text: object) -> int:
+def _parse_time(text: object) -> int:
     try:
         return int(datetime.fromisoformat(text).timestamp()) if isinstance(text, str) else 0
     except ValueError:
         return 0
 
 
-def _containers(document: Document, key: str) -> list[Document]:
+def _readable_objects(document: Document, key: str) -> list[Document]:
     items = document.get(key)
     return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
 

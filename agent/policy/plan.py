@@ -1,10 +1,10 @@
-"""The desired packet filter of this node, from the selection.
+"""Computes the desired packet filter of this node from the selection.
 
-One rule: names are hashes, so that equal sets and chains of several pods are one object, and an agent that starts again
-computes the names that are in the kernel. Sets of pods are named after their selector, which stays while pods come and
-go, chains after the policies and ports of their pods, and sets of blocks and port ranges after their contents.
+One rule: names are hashes, so that pods share equal sets and chains, and an agent that restarts computes the names that
+are in the kernel. The hash of a set of pods is that of its selector, which stays the same while pods come and go; of a
+chain, that of its pods' policies and ports; of a set of address blocks or port ranges, that of its content.
 
-What did not change stays the same Python object, and the filter skips it.
+An unchanged part of the table stays the same Python object, and the filter skips it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from agent.policy.objects import EGRESS, INGRESS, LAST_PORT, IpBlock, NamedPort,
 from agent.policy.peer_sets import PeerSets, SetKey, digest
 from agent.policy.selection import LocalPod, PolicySelection
 
-_UNKNOWN = "pods whose objects the API server has not sent yet"
+_PODS_WITHOUT_OBJECT = "pods whose objects the API server has not sent yet"
 _Range = tuple[int, int]
 V = TypeVar("V")
 
 
 class Group(NamedTuple):
-    """The facts that decide the rules of a chain; without policies it accepts nothing.
+    """Pods that share a chain: the facts that determine its rules; without policies the chain accepts nothing.
 
-    `versions` are the IP versions of the pods' addresses. `ports` are those of the pods that ingress rules name.
+    `versions` are the IP versions of the pods' addresses. `ports` are the pods' named ports that ingress rules use.
     """
 
     direction: str
@@ -36,30 +36,31 @@ class Group(NamedTuple):
     ports: tuple[NamedPort, ...] = ()
 
     def chain_name(self) -> str:
-        """Returns the name of the chain, which stays when the rules of the policies change."""
+        """Returns the name of the chain, which does not depend on the rules of the policies."""
         names = tuple((policy.namespace, policy.name) for policy in self.policies)
         return f"{self.direction[0]}-{digest((names, self.versions, self.ports))}"
 
     def comment(self) -> str:
-        """Returns the comment of the chain."""
+        """Returns the comment of the chain; the agent's metrics and `podwire trace` parse it."""
         if not self.policies:
-            return f"{self.direction} of {_UNKNOWN}"
+            return f"{self.direction} of {_PODS_WITHOUT_OBJECT}"
         names = ", ".join(policy.name for policy in self.policies)
         return f"{self.direction} of {self.policies[0].namespace}: {names}"
 
 
 class _Chain:
-    """The rules of a group, and the sets that they name: those of peers, which change in place, and constant ones."""
+    """The chain of a group: its rules, and the sets that they name. Sets of peers change in place, others never."""
 
     def __init__(self, group: Group, peer_sets: PeerSets) -> None:
         self.group, self.name = group, group.chain_name()
         self._peer_sets = peer_sets
-        self.sets: dict[str, Set[Element]] = {}
+        self._added_sets: dict[str, Set[Element]] = {}
         rules = [each for policy in group.policies for each in policy.rules(group.direction) or ()]
         filter_rules = tuple(dict.fromkeys(each for rule in rules for each in self._filter_rules(rule)))
         self.content = ChainContent(group.comment(), filter_rules)
         names = {name for rule in filter_rules for name in (rule.peer_set, rule.port_set, rule.pair_set) if name}
-        self.sets = {name: self.sets[name] for name in names}  # a named port's rule may have no use for its peers
+        # A port set may remain unused: that of a rule whose peers have no address of the IP versions of these pods.
+        self.sets = {name: self._added_sets[name] for name in names}
 
     def _filter_rules(self, rule: Rule) -> Iterator[AcceptRule]:
         port_rules = list(self._port_rules(rule.ports))
@@ -75,7 +76,7 @@ class _Chain:
     def _pair_rules(self, peers: Iterable[PodPeer], port: PortRange) -> Iterator[AcceptRule]:
         for peer in peers:
             for version in self.group.versions:
-                name = self._use_peers(SetKey(version, peer, port.name, port.protocol))
+                name = self._add_peer_set(SetKey(version, peer, port.name, port.protocol))
                 yield AcceptRule(version=version, protocol=port.protocol, pair_set=name)
 
     def _peer_rules(self, peers: tuple[Peer, ...] | None) -> Iterator[AcceptRule]:
@@ -85,87 +86,88 @@ class _Chain:
         for version in self.group.versions:
             for peer in peers:
                 if isinstance(peer, PodPeer):
-                    yield AcceptRule(version, self._use_peers(SetKey(version, peer)))
+                    yield AcceptRule(version, self._add_peer_set(SetKey(version, peer)))
             ranges = _block_ranges(
                 each for each in peers if isinstance(each, IpBlock) and each.network.version == version
             )
             if ranges:
                 address = IPv4Address if version == 4 else IPv6Address
                 addresses = frozenset((address(first), address(last)) for first, last in ranges)
-                yield AcceptRule(version, self._use_constant(f"b{version}", ranges, addresses))
+                yield AcceptRule(version, self._add_constant_set(f"b{version}", ranges, addresses))
 
     def _port_rules(self, ports: tuple[PortRange, ...] | None) -> Iterator[AcceptRule]:
         if ports is None:
             yield AcceptRule()
         for protocol in sorted({port.protocol for port in ports or ()}):
-            ranges = _merge(each for port in ports or () if port.protocol == protocol for each in self._numbers(port))
+            of_protocol = (port for port in ports or () if port.protocol == protocol)
+            ranges = _merge(each for port in of_protocol for each in self._port_ranges(port))
             if ranges == [(0, LAST_PORT)]:
                 yield AcceptRule(protocol=protocol)
             elif len(ranges) == 1:
                 yield AcceptRule(protocol=protocol, ports=ranges[0])
             elif ranges:
-                yield AcceptRule(protocol=protocol, port_set=self._use_constant("t", ranges, frozenset(ranges)))
+                yield AcceptRule(protocol=protocol, port_set=self._add_constant_set("t", ranges, frozenset(ranges)))
 
-    def _numbers(self, port: PortRange) -> list[_Range]:
-        """Returns the numbers of a port; of a name as ingress those of this pod, as egress pair sets have them."""
+    def _port_ranges(self, port: PortRange) -> list[_Range]:
+        """Returns a port as ranges: for a name the group's ports, as egress none (`_pair_rules` handles names)."""
         if not port.name:
             return [(port.first, port.last)]
         key = (port.name, port.protocol)
         return [(each.number, each.number) for each in self.group.ports if (each.name, each.protocol) == key]
 
-    def _use_peers(self, key: SetKey) -> str:
-        peer_set = self._peer_sets.get(key)
-        self.sets[peer_set.name] = peer_set.elements
+    def _add_peer_set(self, key: SetKey) -> str:
+        peer_set = self._peer_sets.ensure(key)
+        self._added_sets[peer_set.name] = peer_set.elements
         return peer_set.name
 
-    def _use_constant(self, kind: str, ranges: list[_Range], elements: frozenset[Element]) -> str:
+    def _add_constant_set(self, kind: str, ranges: list[_Range], elements: frozenset[Element]) -> str:
         name = f"{kind}-{digest(tuple(ranges))}"
-        self.sets[name] = elements
+        self._added_sets[name] = elements
         return name
 
 
 class FilterPlan:
-    """Computes the table from what the selection has, again after each change."""
+    """Computes the table, and recomputes the parts that changes of the selection affect."""
 
     def __init__(self, selection: PolicySelection) -> None:
         self._selection = selection
         self._table = EMPTY
-        self._placed: dict[LocalPod, tuple[_Chain | None, _Chain | None]] = {}  # egress, ingress
+        self._chains_of_pods: dict[LocalPod, tuple[_Chain | None, _Chain | None]] = {}  # egress, ingress
         self._chains: dict[str, _Chain] = {}
 
     def update(self) -> tuple[FilterTable, Mapping[str, SetChange]]:
-        """Returns the table, and the differences of its sets that were changed in place since the last call.
+        """Returns the table, and the differences of the sets that changed in place since the last call.
 
-        The caller applies every table that it gets, or compares all of the next one with the kernel.
+        Each difference is returned once: a caller that fails to apply one must compare the whole next table.
         """
         changed = self._selection.take_changes()
         if changed:
             self._compute(changed)
-            self._selection.peer_sets.keep(self._table.sets)
+            self._selection.peer_sets.delete_others(self._table.sets)
         return self._table, self._selection.peer_sets.take_changes()
 
     def _compute(self, changed: set[LocalPod]) -> None:
-        self._placed = {
-            local: self._place(local) if local in changed else self._placed[local]
+        self._chains_of_pods = {
+            local: self._pod_chains(local) if local in changed else self._chains_of_pods[local]
             for local in self._selection.local.values()
         }
         verdicts = {
             address: Verdict(egress.name if egress else "", ingress.name if ingress else "")
-            for local, (egress, ingress) in self._placed.items()
+            for local, (egress, ingress) in self._chains_of_pods.items()
             if egress or ingress
             for address in local.addresses
         }
-        self._chains = {chain.name: chain for chains in self._placed.values() for chain in chains if chain}
+        self._chains = {chain.name: chain for chains in self._chains_of_pods.values() for chain in chains if chain}
         contents = {name: chain.content for name, chain in self._chains.items()}
         sets = {name: elements for chain in self._chains.values() for name, elements in chain.sets.items()}
         before = self._table
-        self._table = FilterTable(verdicts, _same_if_equal(before.chains, contents), _same_if_equal(before.sets, sets))
+        self._table = FilterTable(verdicts, _reuse_if_same(before.chains, contents), _reuse_if_same(before.sets, sets))
 
-    def _place(self, local: LocalPod) -> tuple[_Chain | None, _Chain | None]:
+    def _pod_chains(self, local: LocalPod) -> tuple[_Chain | None, _Chain | None]:
         return self._chain(local, EGRESS), self._chain(local, INGRESS)
 
     def _chain(self, local: LocalPod, direction: str) -> _Chain | None:
-        """Returns a pod's chain, which others may have, too; None if no policy isolates the pod in this direction."""
+        """Returns a pod's chain, which other pods may share; None if no policy isolates the pod in this direction."""
         group = self._group(local, direction)
         if group is None:
             return None
@@ -184,12 +186,12 @@ class FilterPlan:
         if not isolating:
             return None
         versions = tuple(sorted({address.version for address in local.addresses}))
-        ports = _ports_named(isolating, local.pod.ports) if direction == INGRESS else ()
+        ports = _used_ports(isolating, local.pod.ports) if direction == INGRESS else ()
         return Group(direction, isolating, versions, ports)
 
 
-def _ports_named(policies: Iterable[Policy], ports: tuple[NamedPort, ...]) -> tuple[NamedPort, ...]:
-    """Returns those of a pod's named ports that ingress rules name."""
+def _used_ports(policies: Iterable[Policy], ports: tuple[NamedPort, ...]) -> tuple[NamedPort, ...]:
+    """Returns the ports of a pod that ingress rules of the policies name."""
     if not ports:
         return ()
     rules = [rule for policy in policies for rule in policy.ingress or ()]
@@ -197,14 +199,14 @@ def _ports_named(policies: Iterable[Policy], ports: tuple[NamedPort, ...]) -> tu
     return tuple(sorted(port for port in ports if (port.name, port.protocol) in names))
 
 
-def _same_if_equal(before: Mapping[str, V], after: Mapping[str, V]) -> Mapping[str, V]:
-    """Returns `before` if it has the same objects as `after`."""
+def _reuse_if_same(before: Mapping[str, V], after: Mapping[str, V]) -> Mapping[str, V]:
+    """Returns `before` if it has the same Python objects as `after`, else `after`."""
     is_same = before.keys() == after.keys() and all(before[name] is value for name, value in after.items())
     return before if is_same else after
 
 
 def _block_ranges(blocks: Iterable[IpBlock]) -> list[_Range]:
-    """Returns the addresses of blocks of one IP version, without the exceptions of each, as disjoint ranges."""
+    """Returns the addresses of blocks of one IP version as disjoint ranges; a block's exceptions affect only itself."""
     ranges = []
     for block in blocks:
         first, last = int(block.network.network_address), int(block.network.broadcast_address)
@@ -219,7 +221,7 @@ def _block_ranges(blocks: Iterable[IpBlock]) -> list[_Range]:
 
 
 def _merge(ranges: Iterable[_Range]) -> list[_Range]:
-    """Returns ranges as disjoint ones in order, those that touch as one."""
+    """Returns disjoint ranges in order; joins ranges that overlap or are adjacent."""
     merged: list[_Range] = []
     for first, last in sorted(ranges):
         if merged and first <= merged[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""What a node needs for network policies, and what excludes them: another program's policy engine.
+"""Finds missing settings of a node that network policies need, and policy engines that exclude podwire's.
 
 This module only reads.
 """
@@ -14,15 +14,15 @@ from kernel import sysctl
 from kernel.netfilter import nft_chains
 from kernel.netfilter.nft import NftSocket
 
-# The beginnings of chains' and tables' names. Two engines on a node would each drop what only the other one allows.
-_CHAINS = {
+# Prefixes of names of chains and tables. Of two engines on a node, each would drop packets that only the other allows.
+_CHAIN_PREFIXES = {
     "cali-": "Calico",
     "KUBE-NWPLCY": "kube-router",
     "CILIUM_": "Cilium",
     "cilium_": "Cilium",
     "WEAVE-NPC": "Weave",
 }
-_TABLES = {
+_TABLE_PREFIXES = {
     "kube-network-policies": "kube-network-policies",
     "kindnet-network-policies": "kindnet",
     "calico": "Calico",
@@ -30,26 +30,26 @@ _TABLES = {
 _BRIDGE_NETFILTER = {4: "bridge/bridge-nf-call-iptables", 6: "bridge/bridge-nf-call-ip6tables"}
 
 
-def find_engine(socket: NftSocket) -> str:
-    """Returns why another program's policy engine excludes podwire's, "" if there is none; raises KernelError.
+def find_other_engine(socket: NftSocket) -> str:
+    """Returns a problem if another program enforces network policies on this node, else ""; raises KernelError.
 
-    Rules of iptables-legacy are not seen.
+    It does not see rules of iptables-legacy.
     """
     for chain in nft_chains.list_chains(socket, _may_be_engine):
-        for name, owners in ((chain.name, _CHAINS), (chain.table.name, _TABLES)):
-            for start, owner in owners.items():
-                if name.startswith(start):
+        for name, prefixes in ((chain.name, _CHAIN_PREFIXES), (chain.table.name, _TABLE_PREFIXES)):
+            for prefix, engine in prefixes.items():
+                if name.startswith(prefix):
                     where = f"chain {chain.name} of table {chain.table.name}"
-                    return f"{owner} enforces network policies on this node ({where}): remove it, or --network-policy"
+                    return f"{engine} enforces network policies on this node ({where}): remove it, or --network-policy"
     return ""
 
 
 def _may_be_engine(message: bytes) -> bool:
-    return any(name.encode() in message for name in (*_CHAINS, *_TABLES))
+    return any(name.encode() in message for name in (*_CHAIN_PREFIXES, *_TABLE_PREFIXES))
 
 
 def find_unfiltered_bridge(pods: Iterable[PodRecord]) -> str:
-    """Returns why policies do not hold between the pods of a bridge, "" if they do."""
+    """Returns why policies do not apply between pods of one bridge, "" if they do."""
     versions = {address.version for pod in pods if _is_bridge_port(pod.host_veth) for address in pod.addresses}
     for version in sorted(versions):
         name = _BRIDGE_NETFILTER[version]
@@ -60,21 +60,21 @@ def find_unfiltered_bridge(pods: Iterable[PodRecord]) -> str:
         if not is_on:
             setting = f"net.{name.replace('/', '.')}"
             return (
-                f'{setting} is not 1, so policies do not hold between the pods of a bridge: set "bridgeNetfilter": true'
+                f'{setting} is not 1, so policies do not apply between pods of one bridge: set "bridgeNetfilter": true'
             )
     return ""
 
 
 def find_missing_key(conf: str) -> str:
-    """Returns why the pods of the network in the file `conf` get no policies, "" if they do."""
+    """Returns why policies do not apply to pods of the network in the file `conf`, "" if they do."""
     try:
         with open(conf, encoding="utf-8") as file:
             network = json.load(file)
         if any(plugin.get("networkPolicy") is True for plugin in network["plugins"]):
             return ""
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return ""  # `podwire install` reports what is wrong with it
-    return f'{conf} has no "networkPolicy": true, so new pods get no policies: add it to bridge or ptp'
+        return ""  # `podwire install` reports the fault of the file
+    return f'{conf} has no "networkPolicy": true, so policies do not apply to new pods: add it to bridge or ptp'
 
 
 def _is_bridge_port(interface: str) -> bool:

@@ -1,12 +1,12 @@
-"""Which policies select the pods of this node, and which pods their rules name: kept up to date by events.
+"""Follows which policies select the pods of this node, and which pods the rules of policies select.
 
-One rule: a pod's change touches only the sets that contain it, and only the policies of a pod on this node.
+One rule: a pod's change updates only the sets that contain the pod, and compares policies only with pods of this node.
 
-A pod of this node is known by its record first, which has the addresses; its labels come from its object in the API.
-Until the object is known, the pod is isolated wherever its namespace has policies, and `is_known` is False. An object
-that goes before the record leaves the pod under the policies that it had.
+The record of a pod of this node comes first, and has the addresses; the pod's labels come from its object in the API.
+Until the object is known, `LocalPod.pod` is None, and the pod is isolated in each direction that a policy of its
+namespace isolates. If the object is deleted before the record, the pod keeps the last object's labels.
 
-Not safe for threads: the agent's main thread uses it.
+Not thread-safe: only the agent's main thread uses it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from agent.policy.peer_sets import PeerSets
 from attachment.policy.records import PodRecord
 from cni.address import Address
 
-_RECORDED = 1 << 62  # the precedence of a pod with a record: no other pod can have its addresses
-_DELETED_MAX = 1000  # objects: the last seconds of a large cluster
+_RECORD_PRECEDENCE = 1 << 62  # a pod with a record wins: no other pod can have its addresses
+_DELETED_MAX = 1000  # as many pods as a large cluster deletes in a few seconds
 PodName = tuple[str, str]  # namespace and name
 
 
 class LocalPod:
     """A pod of this node: its record, its last object, and the policies that select it, by name.
 
-    A pod with several attachments is here once for each of them.
+    A pod with several attachments has a LocalPod for each of them.
     """
 
     def __init__(self, record: PodRecord) -> None:
@@ -37,32 +37,31 @@ class LocalPod:
         self.pod: ClusterPod | None = None
         self.policies: dict[str, Policy] = {}
 
-    def is_of(self, pod: ClusterPod | None) -> bool:
-        """Returns whether an object of the pod's name is the pod's; a runtime may pass no UID."""
+    def is_same_pod(self, pod: ClusterPod | None) -> bool:
+        """Returns whether `pod`, which has the same name, is this pod: by UID, if the runtime has passed one."""
         return pod is not None and self.uid in ("", pod.uid)
 
 
 class PolicySelection:
-    """The cluster's pods, namespaces and policies, seen from one node."""
+    """The cluster's pods, namespaces and policies, and the pods of this node."""
 
     def __init__(self) -> None:
         self.namespaces: dict[str, Namespace] = {}
         self.policies: dict[str, dict[str, Policy]] = {}  # by namespace and name
         self.local: dict[str, LocalPod] = {}  # by the name of the record
-        # The pod that has an address, a finished one only if it has a record; and all that say so, if they are several.
-        self.owners: dict[Address, ClusterPod] = {}
-        self._rivals: dict[Address, list[ClusterPod]] = {}
+        self.owners: dict[Address, ClusterPod] = {}  # the pod that has an address; a finished pod only with a record
+        self._candidates: dict[Address, list[ClusterPod]] = {}  # all pods with an address, if they are several
         self._pods: dict[str, dict[str, ClusterPod]] = {}  # by namespace and name
-        self._local: dict[PodName, list[LocalPod]] = {}
-        self._deleted: deque[str] = deque(maxlen=_DELETED_MAX)  # uids
-        self._retired: set[str] = set()  # uids of pods without record again: status.podIPs still has their addresses
+        self._local_by_name: dict[PodName, list[LocalPod]] = {}
+        self._deleted: deque[str] = deque(maxlen=_DELETED_MAX)  # UIDs
+        self._detached: set[str] = set()  # UIDs of pods whose record DEL has deleted: status.podIPs is out of date
         self._changed: set[LocalPod] = set()
-        self.peer_sets = PeerSets(self.namespaces, self.owners, self._members)
+        self.peer_sets = PeerSets(self.namespaces, self.owners, self._owners_in)
 
     # ---- events
 
     def set_pod(self, pod: ClusterPod) -> None:
-        """Takes in a pod's object, which is new or changed."""
+        """Stores a pod's new or changed object."""
         if self._pods.get(pod.namespace, {}).get(pod.name) != pod:
             self._replace_pod((pod.namespace, pod.name), pod)
 
@@ -72,16 +71,16 @@ class PolicySelection:
             self._replace_pod((namespace, name), None)
 
     def set_namespace(self, namespace: Namespace) -> None:
-        """Takes in a namespace's object, which is new or changed."""
+        """Stores a namespace's new or changed object."""
         if self.namespaces.get(namespace.name) != namespace:
             self.peer_sets.change_namespace(namespace.name, lambda: self.namespaces.update({namespace.name: namespace}))
 
     def remove_namespace(self, name: str) -> None:
-        """Removes a namespace's object; no selector of namespaces selects its pods any longer."""
+        """Removes a namespace's object: no selector of namespaces selects the namespace any longer."""
         self.peer_sets.change_namespace(name, lambda: self.namespaces.pop(name, None) and None)
 
     def set_policy(self, policy: Policy) -> None:
-        """Takes in a policy, which is new or changed."""
+        """Stores a new or changed policy."""
         policies = self.policies.setdefault(policy.namespace, {})
         if policies.get(policy.name) != policy:
             policies[policy.name] = policy
@@ -96,40 +95,40 @@ class PolicySelection:
                 del self.policies[namespace]
 
     def set_local(self, record_name: str, record: PodRecord) -> None:
-        """Takes in the record of a pod on this node, which is new or has changed."""
+        """Stores the new or changed record of a pod on this node."""
         self.remove_local(record_name)
         name = (record.namespace, record.pod)
-        before = self._holders(name)
+        before = self._pods_named(name)
         local = self.local[record_name] = LocalPod(record)
-        self._local.setdefault(name, []).append(local)
+        self._local_by_name.setdefault(name, []).append(local)
         self._changed.add(local)
         pod = self._pods.get(record.namespace, {}).get(record.pod)
-        if local.is_of(pod):
+        if local.is_same_pod(pod):
             local.pod = pod
-        self._change_owners(before, self._holders(name))
+        self._change_owners(before, self._pods_named(name))
 
     def remove_local(self, record_name: str) -> None:
-        """Removes a record: the pod's addresses leave all sets, whatever its object says; others may have them."""
+        """Removes a record, and its addresses from all sets: other pods may get them by now."""
         local = self.local.pop(record_name, None)
         if local is None:
             return
         name = (local.namespace, local.name)
-        before = self._holders(name)
-        self._local[name].remove(local)
-        if not self._local[name]:
-            del self._local[name]
+        before = self._pods_named(name)
+        self._local_by_name[name].remove(local)
+        if not self._local_by_name[name]:
+            del self._local_by_name[name]
         self._changed.add(local)
         pod = self._pods.get(local.namespace, {}).get(local.name)
-        if pod is not None and local.is_of(pod):
-            self._retired.add(pod.uid)
-        self._change_owners(before, self._holders(name))
+        if pod is not None and local.is_same_pod(pod):
+            self._detached.add(pod.uid)
+        self._change_owners(before, self._pods_named(name))
 
-    # ---- answers
+    # ---- queries
 
     def take_changes(self) -> set[LocalPod]:
-        """Returns the pods of this node that are new, gone or may have other policies since the last call.
+        """Returns the pods of this node that are new, removed or may have other policies since the last call.
 
-        Compares them with the policies first: once, however many events there were.
+        It compares the policies with each of them once, however many events there were.
         """
         changed, self._changed = self._changed, set()
         for local in changed:
@@ -140,18 +139,18 @@ class PolicySelection:
         return changed
 
     def is_deleted(self, uid: str) -> bool:
-        """Returns whether a pod's object was deleted a short time ago: kubelet may still create a sandbox for it."""
+        """Returns whether a pod's object was deleted recently: the kubelet may still create a sandbox for it."""
         return uid in self._deleted
 
     def find_pod(self, namespace: str, name: str) -> ClusterPod | None:
-        """Returns a pod with the addresses that it has, those of its record first; None if it is not known."""
-        pods = self._holders((namespace, name)) or [*filter(None, [self._pods.get(namespace, {}).get(name)])]
+        """Returns a pod with its addresses, from its record if it has one; None if the pod is unknown."""
+        pods = self._pods_named((namespace, name)) or [*filter(None, [self._pods.get(namespace, {}).get(name)])]
         return max(pods, key=lambda pod: pod.precedence, default=None)
 
     # ---- pods
 
     def _replace_pod(self, name: PodName, pod: ClusterPod | None) -> None:
-        before = self._holders(name)
+        before = self._pods_named(name)
         namespace = self._pods.setdefault(name[0], {})
         old = namespace.pop(name[1], None)
         if pod is not None:
@@ -159,44 +158,45 @@ class PolicySelection:
         elif not namespace:
             del self._pods[name[0]]
         if old is not None and (pod is None or pod.uid != old.uid):
-            self._retired.discard(old.uid)
+            self._detached.discard(old.uid)
             self._deleted.append(old.uid)
-        for local in self._local.get(name, ()):
-            if local.is_of(pod):
+        for local in self._local_by_name.get(name, ()):
+            if local.is_same_pod(pod):
                 local.pod = pod
                 self._changed.add(local)
-        self._change_owners(before, self._holders(name))
+        self._change_owners(before, self._pods_named(name))
 
-    def _holders(self, name: PodName) -> list[ClusterPod]:
-        """Returns the pods of a name with their addresses: those of the records, else those of the object's status.
+    def _pods_named(self, name: PodName) -> list[ClusterPod]:
+        """Returns the pods of a name, each with its addresses: those of its record, else those of its object's status.
 
-        The addresses of a record belong to its pod also if that is not known, or finished: they are in no set then.
+        A pod with a record has its addresses even if its object is unknown, or finished: then no set contains them.
         """
         pods = []
-        for local in self._local.get(name, ()):
+        for local in self._local_by_name.get(name, ()):
             known = local.pod or ClusterPod(local.namespace, local.name, local.uid, {}, is_finished=True)
-            pods.append(known._replace(addresses=local.addresses, precedence=_RECORDED))
+            pods.append(known._replace(addresses=local.addresses, precedence=_RECORD_PRECEDENCE))
         pod = self._pods.get(name[0], {}).get(name[1])
-        if pod is None or not pod.can_have_policies or pod.uid in self._retired:
+        if pod is None or not pod.can_have_policies or pod.uid in self._detached:
             return pods
         return pods if any(each.uid == pod.uid for each in pods) else [*pods, pod]
 
     def _change_owners(self, before: list[ClusterPod], after: list[ClusterPod]) -> None:
         for address in dict.fromkeys(address for pod in (*before, *after) for address in pod.addresses):
             old = self.owners.get(address)
-            rivals = self._rivals.pop(address, None) or ([old] if old else [])
-            rivals = [pod for pod in rivals if pod not in before] + [pod for pod in after if address in pod.addresses]
-            new = max(rivals, key=lambda pod: (pod.precedence, pod.uid), default=None)
-            if len(rivals) > 1:
-                self._rivals[address] = rivals
+            candidates = self._candidates.pop(address, None) or ([old] if old else [])
+            candidates = [pod for pod in candidates if pod not in before]
+            candidates += [pod for pod in after if address in pod.addresses]
+            new = max(candidates, key=lambda pod: (pod.precedence, pod.uid), default=None)
+            if len(candidates) > 1:
+                self._candidates[address] = candidates
             if new is None:
                 del self.owners[address]
             else:
                 self.owners[address] = new
-            self.peer_sets.move(address, old, new)
+            self.peer_sets.change_owner(address, old, new)
 
-    def _members(self, namespace: str) -> Iterator[tuple[Address, ClusterPod]]:
-        """Yields the addresses that pods of a namespace have or claim, with their owners; some of them twice."""
+    def _owners_in(self, namespace: str) -> Iterator[tuple[Address, ClusterPod]]:
+        """Yields the addresses of a namespace's pods with their owners, who may be of another namespace; some twice."""
         of_objects = (pod.addresses for pod in self._pods.get(namespace, {}).values())
         of_records = (local.addresses for local in self._local_in(namespace))
         for address in chain(chain.from_iterable(of_objects), chain.from_iterable(of_records)):

@@ -1,10 +1,10 @@
-"""The agent's part for network policies: from the API's objects and the node's pods to the packet filter.
+"""Enforces network policies on one node: applies the API's objects and the node's pods to the packet filter.
 
-One rule, in this order, in each turn of the loop in which something has changed: the file `namespaces`, then a look at
-the records, then one transaction of the packet filter, then the answers to the ADDs that wait. Nothing is changed
-before pods, namespaces and policies are known, so after a restart the filter stays as the last agent left it.
+One rule: after a change the agent works in this order. It writes the file `namespaces`, reads the changed records,
+changes the packet filter in one transaction, and answers the ADDs that wait. It changes nothing before it knows pods,
+namespaces and policies, so after a restart the last agent's filter remains in force until then.
 
-Everything runs in the main thread; the three watches have threads, which parse and put calls into the inbox.
+Everything runs in the main thread, except the three watches: their threads parse, and put calls into the inbox.
 """
 
 from __future__ import annotations
@@ -38,15 +38,18 @@ from kernel.errors import KernelError
 from kernel.netfilter import nft
 from process.loop import Loop, now
 
-_COMPARE_S = 300.0  # the whole filter: DEL and the agent alone change it, so this is for what others did
-_CHECK_S, _RETRY_S, _LOOK_S = 10.0, 2.0, 1.0
+_COMPARE_S = 300.0  # compares the whole filter with the kernel's: another program may have changed it
+_NODE_S = 10.0  # looks for other policy engines and missing settings, and reads the counters
+_BASE_CHAINS_S = 1.0  # counts the base rules: another program may have flushed the ruleset
+_RETRY_S = 2.0
 _POLL_S = 0.02  # an event of the policies' watch that changes no policy does not wake the main thread
 
 
 class PolicyService:
     """The service of one node.
 
-    `report` gets what keeps the policies from being enforced, "" if nothing does, and a note.
+    It calls `report` with the problem that keeps it from enforcing policies, "" if there is none, and with a note about
+    pods that no policy covers.
     """
 
     def __init__(
@@ -72,20 +75,20 @@ class PolicyService:
         self._gate = GateServer(loop, self._on_request)
         self._filter: PolicyFilter | None = None
         self._table = EMPTY
-        self._is_applied = False  # else the whole filter must be compared: differences may be lost
+        self._is_applied = False  # False: compares the whole filter next, as differences may have been lost
         self._is_scheduled = False
-        self._oldest_s = 0.0  # the time of the first event that is not applied yet
+        self._pending_since_s = 0.0  # the time of the first change that is not applied; 0: all are
         self._drops: dict[str, int] = {}
-        self._failure = self._obstacle = self._note = ""
-        self._findings: list[str] = []
+        self._failure = self._other_engine = self._note = ""
+        self._node_problems: list[str] = []
         self._problem = "starting"
         self.admin = PolicyAdmin(
             self._selection, self._inbox.put, lambda: FilterState(self._table, self._drops, self._problem)
         )
-        metrics.lag.set_function(lambda: now() - self._oldest_s if self._oldest_s else 0.0)
+        metrics.lag.set_function(lambda: now() - self._pending_since_s if self._pending_since_s else 0.0)
 
     def start(self) -> None:
-        """Starts the watches, and listens for ADDs; raises CniError(5)."""
+        """Starts the watches, and listens for requests of ADD; raises CniError(5)."""
         try:
             self._local.start()
             self._gate.start()
@@ -93,12 +96,12 @@ class PolicyService:
             raise from_os_error(error).prefixed("cannot serve network policies: ") from error
         for watch in self._objects.watches:
             watch.start()
-        self._repeat(_CHECK_S, self._check)
+        self._repeat(_NODE_S, self._check_node)
         self._repeat(_COMPARE_S, self._compare)
-        self._repeat(_LOOK_S, self._look)
+        self._repeat(_BASE_CHAINS_S, self._check_base_chains)
 
     def stop(self) -> None:
-        """Ends the threads; the packet filter stays, and ADDs of pods with policies wait for the next agent."""
+        """Ends the threads. The packet filter stays in force; ADDs of pods with policies wait for the next agent."""
         for watch in self._objects.watches:
             watch.stop()
 
@@ -112,17 +115,17 @@ class PolicyService:
             watch.reconnect()
 
     def _schedule(self) -> None:
-        """Schedules a turn: one for all events that have arrived."""
-        self._oldest_s = self._oldest_s or now()
+        """Schedules `_turn` unless it is scheduled: one turn applies all changes that have arrived."""
+        self._pending_since_s = self._pending_since_s or now()
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_at(now(), self._turn)
 
     def _on_request(self, request: GateRequest) -> None:
-        self._local.read(request.record)  # the event of the directory may come later
+        self._local.read(request.record)  # the directory's event may not have arrived
         pod = self._local.by_name.get(request.record)
         if self._newest and pod:
-            self._newest.ask(
+            self._newest.request_revision(
                 pod.namespace, lambda revision: self._inbox.put(partial(self._on_newest, request, revision))
             )
         self._schedule()
@@ -133,7 +136,7 @@ class PolicyService:
 
     def _turn(self) -> None:
         self._is_scheduled = False
-        if self._objects.are_synced and self._filter and not self._obstacle:
+        if self._objects.are_synced and self._filter and not self._other_engine:
             try:
                 self._file.write(self._selection.policies)
                 self._local.read_changes()
@@ -141,28 +144,28 @@ class PolicyService:
             except (KernelError, OSError) as error:
                 self._fail(str(error))
                 return
-            self._failure, self._oldest_s = "", 0.0
+            self._failure, self._pending_since_s = "", 0.0
             self._answer()
-            self._count()
+            self._set_metrics()
             if not gc.get_freeze_count():  # once: a full collection would take 0.1 s for each 30,000 pods
                 gc.collect()
                 gc.freeze()
         self._report_problems()
 
     def _apply(self, policy_filter: PolicyFilter) -> None:
-        """Makes the filter follow the selection."""
-        is_whole, self._is_applied = not self._is_applied, False
+        """Applies records and selection to the packet filter."""
+        must_compare, self._is_applied = not self._is_applied, False
         self._take_records()
         table, changes = self._plan.update()
         is_unchanged = table is self._table and not changes
-        if is_whole or not is_unchanged:
-            with self._local.locked() as is_same:
-                if not is_same:  # DEL came in between
+        if must_compare or not is_unchanged:
+            with self._local.locked() as are_locked:
+                if not are_locked:  # DEL has deleted or locked a record
                     self._take_records()
                     table, _ = self._plan.update()
-                if is_same and not is_whole:
+                if are_locked and not must_compare:
                     policy_filter.apply(table, changes)
-                elif policy_filter.compare(table) and is_same and is_unchanged and table.verdicts:
+                elif policy_filter.repair(table) and are_locked and is_unchanged and table.verdicts:
                     text = "another program changed the packet filter of network policies: repaired"
                     self._log.write("warning", text)
         self._table, self._is_applied = table, True
@@ -180,22 +183,27 @@ class PolicyService:
         self._loop.call_at(now() + _RETRY_S, self._schedule)
 
     def _answer(self) -> None:
-        """Answers the ADDs whose pods are in the filter with the policies that they need."""
+        """Answers the ADDs whose pods have their policies in the packet filter."""
         must_poll = False
         for request in self._gate.waiting():
             pod = self._local.by_name.get(request.record)
             local = self._selection.local.get(request.record)
-            is_known = pod and ((local and local.pod) or self._selection.is_deleted(pod.uid))  # a deleted one is closed
+            # A pod whose object has been deleted stays isolated.
+            is_known = pod and ((local and local.pod) or self._selection.is_deleted(pod.uid))
             is_decided = is_known or (pod and pod.namespace not in self._selection.policies)
             if self._newest and request.revision != 0:
-                must_poll |= not self._reaches(request)
+                must_poll |= not self._check_revision(request)
             elif is_decided:
                 self._gate.answer(request, self._file.generation)
         if must_poll:
             self._loop.call_at(now() + _POLL_S, self._schedule)
 
-    def _reaches(self, request: GateRequest) -> bool:
-        """Returns whether the watch of policies is not behind a request; its events may still be in the inbox."""
+    def _check_revision(self, request: GateRequest) -> bool:
+        """Returns False while the policies' watch has not reached the request's revision: the caller must poll.
+
+        If the watch has reached it, sets it to 0 and schedules a turn, which follows the watch's events in the inbox.
+        While the revision is unknown no poll is needed: `_on_newest` schedules a turn.
+        """
         if request.revision is None:
             return True
         if self._objects.policies_revision < request.revision:
@@ -204,7 +212,7 @@ class PolicyService:
         self._inbox.put(self._schedule)
         return True
 
-    def _count(self) -> None:
+    def _set_metrics(self) -> None:
         self._metrics.policies.set(sum(map(len, self._selection.policies.values())))
         pods = {(local.namespace, local.name) for local in self._selection.local.values() if local.policies}
         self._metrics.pods.set(len(pods))
@@ -216,22 +224,22 @@ class PolicyService:
         except (KernelError, OSError) as error:
             self._fail(str(error))
 
-    def _check(self) -> None:
-        """Looks for what excludes or prevents the enforcement, and reads the counters."""
-        before = self._obstacle
+    def _check_node(self) -> None:
+        """Looks for other policy engines and missing settings, and reads the counters of dropped packets."""
+        before = self._other_engine
         with nft.open_socket() as socket:
-            self._obstacle = preconditions.find_engine(socket)
+            self._other_engine = preconditions.find_other_engine(socket)
         self._filter = self._filter or PolicyFilter()
-        if before and not self._obstacle:
+        if before and not self._other_engine:
             self._schedule()
-        self._findings = [preconditions.find_unfiltered_bridge(self._local.by_name.values())]
-        self._findings += [preconditions.find_missing_key(self._conf)] if self._conf else []
+        self._node_problems = [preconditions.find_unfiltered_bridge(self._local.by_name.values())]
+        self._node_problems += [preconditions.find_missing_key(self._conf)] if self._conf else []
         self._note = self._find_unfiltered_pods()
         self._report_problems()
         self._read_drops(self._filter)
 
-    def _look(self) -> None:
-        """Repairs the filter soon after a program has flushed the ruleset, as a restart of firewalld may do."""
+    def _check_base_chains(self) -> None:
+        """Repairs the filter soon after another program has flushed the ruleset, such as firewalld when it restarts."""
         if self._is_applied and self._filter and not self._filter.is_complete():
             self._repair()
 
@@ -240,12 +248,12 @@ class PolicyService:
         self._repair()
 
     def _repair(self) -> None:
-        """Compares the whole filter with the kernel's."""
+        """Compares the whole filter with the kernel's, and replaces it if they differ."""
         self._is_applied = False
         self._turn()
 
     def _read_drops(self, policy_filter: PolicyFilter) -> None:
-        before, self._drops = self._drops, policy_filter.drops() if self._is_applied else {}
+        before, self._drops = self._drops, policy_filter.list_drops() if self._is_applied else {}
         for chain, packets in self._drops.items():
             content = self._table.chains.get(chain)
             if content and (added := packets - before.get(chain, 0)) > 0:
@@ -254,13 +262,13 @@ class PolicyService:
                 self._metrics.dropped.labels(namespace, direction, policies).inc(added)
 
     def _report_problems(self) -> None:
-        starting = "" if self._is_applied or self._obstacle else "starting"
-        problems = (self._obstacle, self._failure, *self._findings, *self._objects.problems())
+        starting = "" if self._is_applied or self._other_engine else "starting"
+        problems = (self._other_engine, self._failure, *self._node_problems, *self._objects.problems())
         self._problem = joined(problems) or starting
         self._report(self._problem, self._note)
 
     def _find_unfiltered_pods(self) -> str:
-        """Returns the pods of this node that have no record, though their namespaces have policies."""
+        """Returns a note about pods of this node without record in namespaces with policies, "" if there are none."""
         recorded = {(pod.namespace, pod.pod) for pod in self._local.by_name.values()}
         names = {
             f"{pod.namespace}/{pod.name}"
@@ -271,11 +279,12 @@ class PolicyService:
         }
         if not names:
             return ""
-        return f"no policy holds for pods that started without networkPolicy: {joined(sorted(names))}: start them again"
+        pods = joined(sorted(names))
+        return f"no policy covers the pods that started without networkPolicy: {pods}: recreate them"
 
 
 def remove() -> None:
-    """Deletes the packet filter, and the files that make ADD wait for the agent; raises KernelError, OSError."""
+    """Deletes the packet filter, and the files for ADD; raises KernelError, OSError."""
     if not os.path.isdir(table.DIRECTORY):
         return  # no agent of this boot has enforced policies
     for path in (table.NAMESPACES_FILE, table.GATE_SOCKET):
@@ -283,5 +292,5 @@ def remove() -> None:
             os.unlink(path)
     with suppress(nft.UnavailableError):
         policy_filter = PolicyFilter()
-        policy_filter.remove()
+        policy_filter.delete()
         policy_filter.close()

@@ -298,7 +298,7 @@ def test_a_real_server_has_all_three_kinds(real_server):
     assert selection.policies["shop"]["deny"].ingress == ()
     for name, policy in zip(("shop", "web", "empty"), (*created, None), strict=True):
         revisions: list[int] = []
-        newest.ask(name, revisions.append)
+        newest.request_revision(name, revisions.append)
         while not revisions:
             calls.get(timeout=60)()
         assert revisions == [int(policy["metadata"]["resourceVersion"] if policy else 0)]

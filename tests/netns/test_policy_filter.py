@@ -108,22 +108,22 @@ def test_nft_lists_the_table(host, host_filter):
 
     The kernel's table then needs no repair: all bytes are those that the tool sends.
     """
-    host_filter.compare(SAMPLE)
+    host_filter.repair(SAMPLE)
     assert lines_of("\n".join(nft_rules(host))) == lines_of(LISTING)
     before = content(host)
     with host.entered():
         listing = host.run("nft", "-s", "list", "ruleset")
         subprocess.run(["nft", "-f", "-"], input=f"flush ruleset\n{listing}", text=True, check=True)
     assert content(host) == before
-    assert host_filter.compare(SAMPLE) == 0
+    assert host_filter.repair(SAMPLE) == 0
 
 
 def test_removal_leaves_nothing(host, host_filter):
     """The method remove deletes the table, also if it is absent, and a new table can be applied."""
     host_filter.apply(SAMPLE)
     before = content(host)
-    host_filter.remove()
-    host_filter.remove()
+    host_filter.delete()
+    host_filter.delete()
     assert nft_rules(host) == []
     host_filter.apply(SAMPLE)
     assert content(host) == before
@@ -157,7 +157,7 @@ def test_deletions_in_parallel(host, host_filter):
         is_done.set()
         deleter.join()
     assert host_filter.apply(SAMPLE._replace(verdicts=dict(SAMPLE.verdicts)))
-    assert host_filter.compare(SAMPLE) == 0
+    assert host_filter.repair(SAMPLE) == 0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -173,10 +173,10 @@ def test_differences_equal_a_new_table(host, new_host, host_filter, seed):
         for _ in range(world.random.choice((1, 2, 5, 20))):
             world.change()
         world.update()
-        fresh.remove()
-        fresh.compare(world.table)
+        fresh.delete()
+        fresh.repair(world.table)
         assert content(host) == content(new_host)
-        assert host_filter.compare(world.table) == 0
+        assert host_filter.repair(world.table) == 0
     fresh.close()
 
 
@@ -185,7 +185,7 @@ def test_a_set_that_is_another_object(host_filter):
     host_filter.apply(SAMPLE)
     table = SAMPLE._replace(sets={**SAMPLE.sets, "s4-1": frozenset(ADDRESSES[4][4:7])})
     assert host_filter.apply(table)
-    assert host_filter.compare(table) == 0
+    assert host_filter.repair(table) == 0
 
 
 def test_no_difference_of_a_failed_change_is_lost(host_filter):
@@ -199,7 +199,7 @@ def test_no_difference_of_a_failed_change_is_lost(host_filter):
     with pytest.raises(KeyError):
         host_filter.apply(invalid, {"s4-1": SetChange((ADDRESSES[4][9],))})
     assert not host_filter.apply(table)
-    assert host_filter.compare(table) == 0
+    assert host_filter.repair(table) == 0
 
 
 def test_deleted_attachments(host, host_filter):

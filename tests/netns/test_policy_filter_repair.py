@@ -57,9 +57,9 @@ def test_foreign_changes_are_repaired(host, host_filter, command):
     before = content(host)
     run_nft(host, command)
     assert content(host) != before
-    assert host_filter.compare(SAMPLE)
+    assert host_filter.repair(SAMPLE)
     assert content(host) == before
-    assert not host_filter.compare(SAMPLE)
+    assert not host_filter.repair(SAMPLE)
 
 
 def test_a_repair_keeps_the_numbers_of_drops(host, host_filter):
@@ -67,8 +67,8 @@ def test_a_repair_keeps_the_numbers_of_drops(host, host_filter):
     host_filter.apply(SAMPLE)
     run_nft(host, "flush chain T i-1; delete counter T d-i-1; add counter T d-x")
     run_nft(host, "add counter T d-i-1 { packets 70000000000 bytes 9; }")
-    assert host_filter.compare(SAMPLE)
-    assert host_filter.drops() == {"e-1": 0, "i-1": 70_000_000_000}
+    assert host_filter.repair(SAMPLE)
+    assert host_filter.list_drops() == {"e-1": 0, "i-1": 70_000_000_000}
 
 
 @pytest.mark.parametrize("name", ["table deleted", "peer deleted", "set of another type", "verdict changed"])
@@ -82,7 +82,7 @@ def test_a_refused_change_repairs_the_table(host, host_filter, name):
     changes = {"s4-1": SetChange((), (PEER,))}
     host_filter.apply(table._replace(verdicts={A: Verdict("e-1", "")}), changes)
     after = content(host)
-    host_filter.remove()
+    host_filter.delete()
     host_filter.apply(table._replace(verdicts={A: Verdict("e-1", "")}))
     assert content(host) == after
 
@@ -95,5 +95,5 @@ def test_a_missing_table_is_seen_at_once(host, host_filter, name):
     assert host_filter.is_complete()
     run_nft(host, FOREIGN[name])
     assert not host_filter.is_complete()
-    host_filter.compare(SAMPLE)
+    host_filter.repair(SAMPLE)
     assert host_filter.is_complete()

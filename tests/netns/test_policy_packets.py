@@ -41,7 +41,7 @@ def test_kernel_and_evaluator_agree(policed_node, node_filter, seed):
         assert passed == expected
         for allowed in expected.values():
             verdicts[allowed] += 1
-    assert node_filter.compare(world.table) == 0
+    assert node_filter.repair(world.table) == 0
     assert min(verdicts.values()) > CASES // 50, verdicts
 
 
@@ -78,7 +78,7 @@ def test_replies_pass(policed_node, node_filter, subjects):
     assert policed_node.passed(PodConnection(one, two, "udp", 80), source_port=20_001) == [True]
     assert policed_node.passed(PodConnection(two, one, "udp", 20_001), source_port=80) == [True]
     assert policed_node.passed(PodConnection(two, one, "udp", 20_001), source_port=81) == [False]
-    assert node_filter.drops() == {"e-1": 0, "i-1": 0, "e-2": 1, "i-2": 0}  # the error of port 80 passed, too
+    assert node_filter.list_drops() == {"e-1": 0, "i-1": 0, "e-2": 1, "i-2": 0}  # the error of port 80 passed, too
 
 
 @pytest.mark.parametrize("numbers", [(1, 2), (1, 9), (9, 2), (8, 9)])

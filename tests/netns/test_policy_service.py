@@ -305,7 +305,7 @@ def test_a_failure_between_plan_and_filter_loses_no_difference(script, agent, ho
 
 def test_a_pod_is_isolated_again_after_a_failed_del(script, agent, host, monkeypatch):
     """A DEL that holds the record's lock and fails leaves the pod under its policies, soon after it has ended."""
-    monkeypatch.setattr(local_pods, "_AGAIN_S", 0.3)
+    monkeypatch.setattr(local_pods, "_RETRY_S", 0.3)
     script.events[PODS].put(WatchEvent("ADDED", pod()))
     name = write_record()
     assert agent.until(lambda: isolated(host))

@@ -69,7 +69,7 @@ def test_a_connection_is_explained_at_both_ends(agent, path):
         ("fd00:1::1", "[fd00:1::2]:5432", True, "policy db of namespace shop allows it"),
         ("shop/far-0", "shop/db-0:5432", False, "no policy allows tcp 5432 from far-0"),
         ("203.0.113.9", "shop/web-0:80", False, "no policy allows tcp 80 from 203.0.113.9"),
-        ("shop/web-0", "203.0.113.9:80", True, "203.0.113.9 is no pod that policies can select"),
+        ("shop/web-0", "203.0.113.9:80", True, "203.0.113.9 is not the address of a pod that policies can select"),
         ("shop/web-0", "shop/web-0:80", True, "a pod always reaches itself"),
         ("127.0.0.1", "shop/web-0:80", True, "its node"),
         ("shop/web-0", "shop/new-0:80", False, "has no object of pod new-0 yet"),
@@ -151,7 +151,7 @@ def test_no_answer_of_the_main_thread_is_an_error(path, monkeypatch):
     server = http_server.start(path, agent.admin.pages(), agent.admin.actions())
     try:
         done = policy(path, "list")
-        assert (done.status, "has other work" in done.stderr) == (3, True), done
+        assert (done.status, "has been busy" in done.stderr) == (3, True), done
     finally:
         server.shutdown()
         server.socket.close()

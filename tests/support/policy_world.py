@@ -341,7 +341,7 @@ class KernelWorld(World):
     def __init__(self, random, node_filter):
         super().__init__(random)
         self.node_filter = node_filter
-        node_filter.compare(EMPTY)
+        node_filter.repair(EMPTY)
 
     def update(self):
         """Applies the changes of the plan."""

@@ -8,7 +8,7 @@ import pytest
 
 from agent.policy.objects import (
     IpBlock,
-    closed_policy,
+    deny_all_policy,
     parse_namespace,
     parse_pod,
     parse_policy,
@@ -56,12 +56,12 @@ def test_equal_selectors_are_equal_values():
     ("document", "message"),
     [
         ([], "spec.podSelector is not an object"),
-        ({"matchLabels": {"a": 1}}, "spec.podSelector.matchLabels is not an object of texts"),
+        ({"matchLabels": {"a": 1}}, "spec.podSelector.matchLabels is not an object with string values"),
         ({"matchExpressions": "a"}, "spec.podSelector.matchExpressions is not a list"),
         (expression("a", "Is"), "spec.podSelector.matchExpressions[0].operator 'Is' is none of"),
-        (expression("a", "In"), "spec.podSelector.matchExpressions[0].values must be there"),
-        (expression("a", "Exists", "b"), "spec.podSelector.matchExpressions[0].values must not be there"),
-        (expression("", "Exists"), "spec.podSelector.matchExpressions[0].key is not a label's key"),
+        (expression("a", "In"), "spec.podSelector.matchExpressions[0].values must be set"),
+        (expression("a", "Exists", "b"), "spec.podSelector.matchExpressions[0].values must not be set"),
+        (expression("", "Exists"), "spec.podSelector.matchExpressions[0].key is not a label key"),
     ],
 )
 def test_invalid_selector(document, message):
@@ -115,7 +115,7 @@ def test_equal_pods_share_their_labels():
     ],
 )
 def test_invalid_objects(parse, document, message):
-    """An object without names, or with labels that are no texts, is refused."""
+    """An object without names, or with labels that are not strings, is refused."""
     with pytest.raises(ValueError, match="^" + re.escape(message)):
         parse(document)
 
@@ -142,7 +142,7 @@ def test_leading_zeros_of_a_block(text, network):
         ({"ingress": ["a"]}, "spec.ingress[0] is not an object"),
         ({"ingress": [{}, {"from": [{}]}]}, "spec.ingress[1].from[0] has no selector and no ipBlock"),
         ({"ingress": [{"from": [{"ipBlock": {"cidr": "::/0"}, "podSelector": {}}]}]}, "spec.ingress[0].from[0] has an"),
-        ({"ingress": [{"from": [{"ipBlock": {}}]}]}, "spec.ingress[0].from[0].ipBlock.cidr is not a text"),
+        ({"ingress": [{"from": [{"ipBlock": {}}]}]}, "spec.ingress[0].from[0].ipBlock.cidr is not a string"),
         ({"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.1"}}]}]}, "spec.egress[0].to[0].ipBlock.cidr '10.0.0.1' is"),
         (
             {"egress": [{"to": [{"ipBlock": {"cidr": "::/0", "except": ["a"]}}]}]},
@@ -161,13 +161,13 @@ def test_invalid_policy_is_closed(spec, message):
     """A policy that no server accepts is refused with name and field, and its substitute allows nothing at all."""
     with pytest.raises(ValueError, match="^" + re.escape(f"NetworkPolicy shop/web: {message}")):
         policy(**spec)
-    closed = closed_policy({"metadata": {"namespace": "shop", "name": "web"}, "spec": spec})
+    closed = deny_all_policy({"metadata": {"namespace": "shop", "name": "web"}, "spec": spec})
     assert (closed.pods, closed.ingress, closed.egress) == (ALL, (), ())
 
 
-def test_closed_policy_selects_the_same_pods():
+def test_deny_all_policy_selects_the_same_pods():
     """The substitute of an invalid policy selects the policy's pods, or all of its namespace if these are unclear."""
     spec = {"podSelector": {"matchLabels": {"app": "a"}}, "ingress": 5}
     metadata = {"namespace": "shop", "name": "web"}
-    assert closed_policy({"metadata": metadata, "spec": spec}).pods == select({"matchLabels": {"app": "a"}})
-    assert closed_policy({"metadata": metadata}).pods == ALL
+    assert deny_all_policy({"metadata": metadata, "spec": spec}).pods == select({"matchLabels": {"app": "a"}})
+    assert deny_all_policy({"metadata": metadata}).pods == ALL
