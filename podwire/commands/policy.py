@@ -1,4 +1,4 @@
-"""`podwire policy list|why`: the network policies of this node's pods, as podwire-agent knows them."""
+"""`podwire policy list|why`: asks podwire-agent about the network policies of this node's pods."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from podwire.output import Cell, Text
 
 _DIRECTIONS = ("egress", "ingress")
 _DESTINATION = re.compile(
-    r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]{1,5})(?:/(?P<protocol>tcp|udp|sctp))?)?"
+    r"(?:\[(?P<ip6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]{1,5})(?:/(?P<protocol>tcp|udp|sctp))?)?"
 )
 _HINT = "examples: shop/db-0:5432, shop/dns-0:53/udp, 10.22.0.7:80, [fd00::7]:80, shop/db-0 (a ping)"
 
 _DESCRIPTION = """\
 podwire-agent with --network-policy enforces the NetworkPolicies of the cluster for the pods of this node. These
-commands ask the agent; they send no packets and change nothing. `podwire trace` sends a packet, and names what drops
-it."""
+commands ask the agent; they send no packets and change nothing. `podwire trace` sends a packet, and names the rule
+that drops it."""
 _LIST = """\
-Prints the policies that the agent knows: the directions in which they isolate pods, how many pods of this node they
-select, and the packets that were dropped. Policies that select the same pods share a counter, so a dropped packet
-counts for each of them. The pods of this node follow, with their policies.
+Prints the policies that the agent knows: the directions in which they isolate pods, the number of pods of this node
+that they select, and the number of dropped packets. Policies that select the same pods share a counter, so a dropped
+packet counts for each of them. A second table lists the pods of this node and their policies.
 
-Exit status: 0; 1 if something keeps the agent from enforcing policies, which is printed; 3 if the agent does not
-answer.
+Exit status: 0; 1 if the agent does not enforce all policies, with the reason printed; 3 if the agent does not answer.
 
 --json prints {"policies": [{"namespace", "name", "directions", "pods", "droppedPackets"}], "pods": [{"namespace",
 "name", "addresses", "policies", "isKnown"}], "problem"}; "isKnown" is false while the agent has no object of the pod:
-until then the pod is isolated if its namespace has policies."""
+meanwhile the pod is isolated if its namespace has policies."""
 _WHY = """\
 Prints whether the policies allow a connection, and which policy and rule decides, at both ends: the egress of the
-source and the ingress of the destination. A pod is NAMESPACE/NAME, on any node; an address may be any. Without a port
-it is a ping, with a port TCP, with /udp or /sctp these. The policies see a Service's pod, not the Service.
+source and the ingress of the destination. An end is a pod on any node (NAMESPACE/NAME), or any address. Without a port
+the connection is a ping; with a port it is TCP, or UDP or SCTP with /udp or /sctp. Policies apply to pods: for a
+Service, name one of its pods.
 
-Exit status: 0 allowed; 1 denied; 3 the agent does not answer, or knows no such pod; 4 allowed, but something keeps the
-agent from enforcing policies, which is printed.
+Exit status: 0 allowed; 1 denied; 3 the agent does not answer, or knows no such pod; 4 allowed, but the agent does not
+enforce all policies, with the reason printed.
 
---json prints {"connections": [{"source", "destination", "allowed", "egress": {"allowed", "reason"}, "ingress": {the
-same}}], "problem"}, a connection for each IP version that both ends have."""
+--json prints {"connections": [{"source", "destination", "allowed", "egress": {"allowed", "reason"}, "ingress":
+{"allowed", "reason"}}], "problem"}, with a connection for each IP version that both ends have."""
 _EXAMPLES = {
     "list": (("podwire policy list", "the policies, and the pods of this node that they select"),),
     "why": (
@@ -77,8 +77,8 @@ def _policy_row(policy: Fields) -> list[Text]:
 
 def _pod_row(pod: Fields) -> list[Text]:
     name, policies = f"{pod.string('namespace')}/{pod.string('name')}", " ".join(pod.strings("policies")) or "-"
-    known: Text = policies if pod.boolean("isKnown") else Cell("unknown", "warning")
-    return [name, " ".join(pod.strings("addresses")), known]
+    policies_cell: Text = policies if pod.boolean("isKnown") else Cell("unknown", "warning")
+    return [name, " ".join(pod.strings("addresses")), policies_cell]
 
 
 def _why(context: Context, options: Namespace) -> ExitStatus:
@@ -87,11 +87,11 @@ def _why(context: Context, options: Namespace) -> ExitStatus:
     fields, out = _fields(document, options), context.out
     out.print_json(document)
     connections, problem = fields.objects("connections"), fields.string("problem")
-    service = f"{question['protocol']} {question['port']}" if question["port"] else "ping"
+    protocol_and_port = f"{question['protocol']} {question['port']}" if question["port"] else "ping"
     for connection in connections:
-        word = Cell("allowed:", "good") if connection.boolean("allowed") else Cell("denied:", "bad")
-        ends = [_end(str(question[key]), connection.string(key)) for key in ("source", "destination")]
-        out.print(word, f"{service} from {ends[0]} to {ends[1]}")
+        verdict = Cell("allowed:", "good") if connection.boolean("allowed") else Cell("denied:", "bad")
+        ends = [_describe_end(str(question[key]), connection.string(key)) for key in ("source", "destination")]
+        out.print(verdict, f"{protocol_and_port} from {ends[0]} to {ends[1]}")
         for direction in _DIRECTIONS:
             end = connection.section(direction)
             out.print(f"  {direction}:", Cell(end.string("reason"), "" if end.boolean("allowed") else "bad"))
@@ -100,7 +100,7 @@ def _why(context: Context, options: Namespace) -> ExitStatus:
     return exit_status(wrong=not is_allowed, complete=not problem)
 
 
-def _end(name: str, address: str) -> str:
+def _describe_end(name: str, address: str) -> str:
     return f"{name} ({address})" if "/" in name else address
 
 
@@ -114,7 +114,7 @@ def _fields(document: Mapping[str, object], options: Namespace) -> Fields:
 
 
 def _question(source: str, destination: str) -> dict[str, object]:
-    """Returns the question for the agent; raises UsageError."""
+    """Returns the body of the request to the agent; raises UsageError."""
     host, protocol, port = _parse_destination(destination)
     for name in (source, host):
         namespace, _, pod = name.partition("/")
@@ -125,14 +125,14 @@ def _question(source: str, destination: str) -> dict[str, object]:
 
 
 def _parse_destination(text: str) -> tuple[str, str, int]:
-    """Returns pod or address, protocol and port, 0 for a ping; raises UsageError."""
+    """Returns pod or address, protocol, and port (0 for a ping); raises UsageError."""
     if _is_address(text):  # an IPv6 address without brackets
         return text, "icmp", 0
     match = _DESTINATION.fullmatch(text)
     port = int(match["port"] or 0) if match else 0
     if match is None or port > 65535 or (match["port"] and not port):
         raise UsageError(Code.INVALID_ENVIRONMENT, f'"{text}" is not a destination', _HINT)
-    return match["six"] or match["host"], (match["protocol"] or "tcp") if port else "icmp", port
+    return match["ip6"] or match["host"], (match["protocol"] or "tcp") if port else "icmp", port
 
 
 def _is_address(text: str) -> bool:
@@ -150,7 +150,7 @@ def _arguments(parser: ArgumentParser) -> None:
     why = _add(commands, "why", "whether the policies allow a connection, and why", _WHY, _why)
     why.add_argument("source", metavar="SOURCE", help="a pod (NAMESPACE/NAME) or an address")
     why.add_argument(
-        "destination", metavar="DESTINATION[:PORT][/udp]", help="the same, with a port unless it is a ping"
+        "destination", metavar="DESTINATION[:PORT][/udp]", help="a pod or an address, with a port except for a ping"
     )
 
 
@@ -175,7 +175,7 @@ def _run(context: Context, options: Namespace) -> ExitStatus:
 
 COMMAND = Command(
     "policy",
-    "network policies: what they say of a connection, which pods they select",
+    "network policies: which pods they select, and whether they allow a connection",
     _DESCRIPTION,
     _run,
     _arguments,

@@ -1,4 +1,4 @@
-"""The network policies that dropped a packet: what the agent's chain says of itself."""
+"""Names the network policies that dropped a packet, from the comment of the agent's chain (agent/policy/plan.py)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _AGENT = "podwire-agent"
 
 
 def of_rule(rule: MetRule, flow: Flow) -> Suspect | None:
-    """Returns the suspect for a rule of network policies that dropped the packet, None for another rule."""
+    """Returns the suspect if a chain of network policies dropped the packet, None for a rule of another chain."""
     if not rule.comment:
         return None
-    direction, _, rest = rule.comment.partition(" of ")
-    namespace, _, policies = rest.partition(": ")
+    direction, _, subjects = rule.comment.partition(" of ")
+    namespace, _, policies = subjects.partition(": ")
     place = flow.target if direction == "ingress" else flow.source
     end = f"{direction} of {place.name}" if isinstance(place, PodPlace) else direction
     if policies:
         subject = f"network {'policies' if ', ' in policies else 'policy'} {policies} of namespace {namespace}"
         text = f"{subject} {'drop' if ', ' in policies else 'drops'} it ({end})"
     else:
-        text = f"{_AGENT} isolates {rest} ({end})"
-    return Suspect("network-policy", rule.place, text, rule.describe(), _AGENT, _question(flow))
+        text = f"{_AGENT} isolates {subjects} ({end})"
+    return Suspect("network-policy", rule.place, text, rule.describe(), _AGENT, _why_command(flow))
 
 
-def _question(flow: Flow) -> str:
-    """Returns the command that says why."""
+def _why_command(flow: Flow) -> str:
+    """Returns the `podwire policy why` command for the packet."""
     target, port = _name(flow.target, flow.destination), flow.target_port if flow.target else flow.port
     if port:
         host = f"[{target}]" if ":" in target else target
@@ -39,7 +39,7 @@ def _question(flow: Flow) -> str:
 
 
 def _name(place: Place | None, address: Address) -> str:
-    """Returns a pod's name, its address if it has no name, or the address of another place."""
+    """Returns a pod's name, or the address of a place that is no pod with a name."""
     if not isinstance(place, PodPlace):
         return str(address)
     return place.name if "/" in place.name else str(place.address(address.version) or address)
