@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from attachment.policy import table
 from tests.support import policy_node
 from tests.support.attaching import Network, address
 from tests.support.invocation import finish
@@ -145,8 +146,8 @@ def test_add_goes_on_as_soon_as_the_agent_listens(simple, sandbox, first):
     write_namespaces("shop")
     if first == "ended":
         with agent(current):
-            Path(policy_node.table.GATE_SOCKET).rename(policy_node.DIRECTORY / "kept")
-        (policy_node.DIRECTORY / "kept").rename(policy_node.table.GATE_SOCKET)
+            Path(table.GATE_SOCKET).rename(policy_node.DIRECTORY / "kept")
+        (policy_node.DIRECTORY / "kept").rename(table.GATE_SOCKET)
     if first == "silent":
         with agent(lambda request: None) as requests:
             process = simple.start("ADD", sandbox, args=ARGS)

@@ -49,7 +49,7 @@ def guarded_node(policed_node):
 
 def record_of(node, number):
     """Returns the record of a pod on the bridge."""
-    mac = re.search(r"link/ether (\S+)", node.pods[number - 1].ip("link", "show", "eth0"))[1]
+    (mac,) = re.findall(r"link/ether (\S+)", node.pods[number - 1].ip("link", "show", "eth0"))
     veth = f"veth{number}"
     return PodRecord("boot", "shop", veth, "", "net", veth, "eth0", veth, mac, PODS[number - 1], port_guard.BRIDGE)
 
@@ -57,7 +57,8 @@ def record_of(node, number):
 def reaches(node, way):
     """Returns whether the second pod receives a datagram of the first one, sent in this way."""
     first, second = node.pods[:2]
-    address = way.address or re.search(r"(fe80::\S+)/64", second.ip("-6", "address", "show", "dev", "eth0"))[1]
+    (link_local,) = re.findall(r"(fe80::\S+)/64", second.ip("-6", "address", "show", "dev", "eth0"))
+    address = way.address or link_local
     with contextlib.ExitStack() as stack:
         ends = []
         for place in (first, second):

@@ -160,8 +160,9 @@ def permitted(pods: Pods) -> dict[str, Packet]:
 @pytest.fixture
 def bridge(dual_network) -> Network:
     """A dual-stack network of bridge without multicast snooping, which would drop frames to groups without members."""
-    dual_network.host.ip("link", "add", "cni0", "type", "bridge", "mcast_snooping", "0")
-    return dual_network
+    network: Network = dual_network
+    network.host.ip("link", "add", "cni0", "type", "bridge", "mcast_snooping", "0")
+    return network
 
 
 def test_bridge_drops_forged_frames(bridge, new_sandbox):

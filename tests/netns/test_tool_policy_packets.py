@@ -19,14 +19,25 @@ UNKNOWN = ChainContent("ingress of pods whose objects the API server has not sen
 
 
 @pytest.fixture
-def node(host, new_sandbox, tmp_path):
-    """A node with an uplink and two guarded pods on a bridge."""
+def web(new_sandbox):
+    """The first pod, which has a host port."""
+    return new_sandbox()
+
+
+@pytest.fixture
+def client(new_sandbox):
+    """The second pod."""
+    return new_sandbox()
+
+
+@pytest.fixture
+def node(host, new_sandbox, tmp_path, web, client):
+    """A node with an uplink and the two pods, guarded, on a bridge."""
     node = PacketNode(host, tmp_path, new_sandbox())
     for key in ("iptables", "ip6tables"):
         host.set_sysctl(f"net/bridge/bridge-nf-call-{key}", "1")
-    node.web, node.client_pod = new_sandbox(), new_sandbox()
-    node.attach_pod(node.web, ports=True, networkPolicy=True)
-    node.attach_pod(node.client_pod, networkPolicy=True)
+    node.attach_pod(web, ports=True, networkPolicy=True)
+    node.attach_pod(client, networkPolicy=True)
     return node
 
 
@@ -46,23 +57,21 @@ def apply(node):
 
 
 @pytest.mark.parametrize("version", ["-4", "-6"])
-def test_trace_names_the_policies(node, apply, version):
+def test_trace_names_the_policies(node, web, client, apply, version):
     """The suspect has the policies, their namespace, the direction and the pod, and the command that says why."""
     address = FIRST[version == "-6"]
     apply(first=Verdict("", "i-1"), second=Verdict("e-1", ""), i_1=CLOSED, e_1=DENIED)
-    words = (node.client_pod.name, f"[{address}]:80" if version == "-6" else f"{address}:80")
+    words = (client.name, f"[{address}]:80" if version == "-6" else f"{address}:80")
     suspect = node.trace(*words)["suspect"]
-    expected = f"network policy no-way-out of namespace shop drops it (egress of {node.client_pod.name})"
+    expected = f"network policy no-way-out of namespace shop drops it (egress of {client.name})"
     assert (suspect["name"], suspect["text"], suspect["owner"]) == ("network-policy", expected, "podwire-agent")
     apply(first=Verdict("", "i-1"), i_1=CLOSED)
     suspect = node.trace(*words)["suspect"]
-    assert (
-        suspect["text"] == f"network policies default-deny, web of namespace shop drop it (ingress of {node.web.name})"
-    )
+    assert suspect["text"] == f"network policies default-deny, web of namespace shop drop it (ingress of {web.name})"
     source = SECOND[version == "-6"]
     assert suspect["look"] == f"podwire policy why {source} {words[1]}"
     assert 'counter name "d-i-1"' in suspect["object"]
-    trace = node.trace(node.client_pod.name, words[1].replace(":80", ":81") if version == "-4" else f"[{address}]:81")
+    trace = node.trace(client.name, words[1].replace(":80", ":81") if version == "-4" else f"[{address}]:81")
     assert trace["suspect"] is None, trace
 
 

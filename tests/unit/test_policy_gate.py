@@ -84,8 +84,8 @@ def test_delete_keeps_the_record_if_the_release_fails():
     assert records.read(POD.file_name) == POD
     records.delete(POD.file_name, lambda pod: released.append((pod, records.list_file_names())))
     assert released == [(POD, [POD.file_name])]
-    records.delete(POD.file_name, released.append)
-    assert (len(released), records.list_file_names()) == (1, [])
+    records.delete(POD.file_name, fail)
+    assert records.list_file_names() == []
 
 
 def test_draft_of_a_killed_add_is_deleted():
