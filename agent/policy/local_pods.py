@@ -7,10 +7,10 @@ then another pod may get them.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from fcntl import LOCK_NB, LOCK_SH, flock
 from functools import partial
 
 from attachment.policy import records, table
@@ -60,8 +60,14 @@ class LocalPods:
     def read(self, name: str) -> None:
         """Reads a record again."""
         pod, inode = None, 0
-        with suppress(OSError, ValueError), open(records.path_of(name), "rb") as file:  # DEL deletes a damaged one
-            pod, inode = records.parse(file.read(_MAX_BYTES)), os.fstat(file.fileno()).st_ino
+        try:
+            with open(records.path_of(name), "rb") as file:
+                pod, inode = records.parse(file.read(_MAX_BYTES)), os.fstat(file.fileno()).st_ino
+        except (FileNotFoundError, ValueError):  # DEL deletes a damaged one
+            pass
+        except OSError:  # too many open files: the pod keeps its policies
+            self._loop.call_at(now() + _RETRY_S, partial(self._reread, [name]))
+            return
         if pod is None or not (pod.namespace and pod.pod):
             self._forget(name)
         elif (pod, inode) != (self.by_name.get(name), self._inodes.get(name)):
@@ -105,11 +111,14 @@ class LocalPods:
 
 
 def _lock(name: str, inode: int, descriptors: list[int]) -> bool:
-    """Locks a record, and appends the descriptor that holds the lock; returns False if it cannot be locked."""
+    """Locks a record, and appends the descriptor that holds the lock; returns False if DEL has locked or deleted it.
+
+    Raises OSError for anything else, such as too many open files: then the pod keeps its policies.
+    """
     try:
         descriptors.append(os.open(records.path_of(name), os.O_RDONLY | os.O_CLOEXEC))
-        fcntl.flock(descriptors[-1], fcntl.LOCK_SH | fcntl.LOCK_NB)
-        status = os.fstat(descriptors[-1])
-    except OSError:
+        flock(descriptors[-1], LOCK_SH | LOCK_NB)
+    except (FileNotFoundError, BlockingIOError):
         return False
+    status = os.fstat(descriptors[-1])
     return status.st_nlink > 0 and status.st_ino == inode

@@ -1,6 +1,7 @@
 """The agent's part for network policies in this process: a scripted API server, records, a socket, real nftables."""
 
 import errno
+import fcntl
 import json
 import queue
 import socket
@@ -301,6 +302,18 @@ def test_a_failure_between_plan_and_filter_loses_no_difference(script, agent, ho
     monkeypatch.setattr(agent.service._local, "locked", fails_once(agent.service._local.locked))
     script.events[PODS].put(WatchEvent("ADDED", {**pod("peer", "2", app="peer"), "status": {"podIP": "10.22.0.9"}}))
     assert agent.until(lambda: "10.22.0.9" in host.run("nft", "list", "table", "inet", table.TABLE.name))
+
+
+def test_without_descriptors_a_pod_keeps_its_policies(script, agent, host, monkeypatch):
+    """A record that cannot be locked, because the agent has too many open files, does not count as deleted."""
+    script.events[PODS].put(WatchEvent("ADDED", pod()))
+    write_record()
+    assert agent.until(lambda: isolated(host))
+    monkeypatch.setattr("agent.policy.local_pods.flock", fails_once(fcntl.flock))
+    script.events[POLICIES].put(WatchEvent("MODIFIED", {**DENY, "spec": {"policyTypes": ["Egress", "Ingress"]}}))
+    assert agent.until(lambda: "Too many open files" in agent.problem)
+    assert isolated(host)
+    assert agent.until(lambda: not agent.problem)
 
 
 def test_a_pod_is_isolated_again_after_a_failed_del(script, agent, host, monkeypatch):
