@@ -188,3 +188,9 @@ def require_root(context: Context, command: str) -> None:
         settings = [f"{name}={quote(context.env[name])}" for name in variables]
         line = " ".join(["sudo", *settings, "podwire", *map(quote, context.arguments)])
         raise CniError(Code.INVALID_ENVIRONMENT, f"podwire {command} needs root", f"run it with sudo: {line}")
+
+
+def run_subcommand(context: Context, options: Namespace) -> ExitStatus:
+    """Runs the function that the parser of a subcommand has set as `subcommand`."""
+    run: Callable[[Context, Namespace], ExitStatus] = options.subcommand
+    return run(context, options)

@@ -196,7 +196,7 @@ class PolicySelection:
             self.peer_sets.change_owner(address, old, new)
 
     def _owners_in(self, namespace: str) -> Iterator[tuple[Address, ClusterPod]]:
-        """Yields the addresses of a namespace's pods with their owners, who may be of another namespace; some twice."""
+        """Yields the addresses of a namespace's pods with their owners; some twice, some of other namespaces."""
         of_objects = (pod.addresses for pod in self._pods.get(namespace, {}).values())
         of_records = (local.addresses for local in self._local_in(namespace))
         for address in chain(chain.from_iterable(of_objects), chain.from_iterable(of_records)):

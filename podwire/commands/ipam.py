@@ -20,6 +20,7 @@ from podwire.command import (
     exit_status,
     places,
     require_root,
+    run_subcommand,
 )
 from podwire.commands import ipam_cluster, ipam_cluster_options
 from podwire.commands.show import add_places
@@ -302,16 +303,11 @@ def _add(
     return subparser
 
 
-def _run(context: Context, options: Namespace) -> ExitStatus:
-    run: Callable[[Context, Namespace], ExitStatus] = options.subcommand
-    return run(context, options)
-
-
 COMMAND = Command(
     "ipam",
     "host-local's addresses: list, verify, release stale ones; dhcp's leases; a cluster's pools",
     _DESCRIPTION,
-    _run,
+    run_subcommand,
     _arguments,
     tuple(example for examples in (_EXAMPLES | ipam_cluster_options.EXAMPLES).values() for example in examples),
 )

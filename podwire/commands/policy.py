@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from cni.errors import Code
 from cni.fields import Fields
 from podwire.cluster import agent_socket
-from podwire.command import Command, Context, ExitStatus, UsageError, add_json, add_parser, exit_status
+from podwire.command import Command, Context, ExitStatus, UsageError, add_json, add_parser, exit_status, run_subcommand
 from podwire.commands.ipam_cluster import add_socket
 from podwire.output import Cell, Text
 
@@ -168,16 +168,11 @@ def _add(
     return subparser
 
 
-def _run(context: Context, options: Namespace) -> ExitStatus:
-    run: Callable[[Context, Namespace], ExitStatus] = options.subcommand
-    return run(context, options)
-
-
 COMMAND = Command(
     "policy",
     "network policies: which pods they select, and whether they allow a connection",
     _DESCRIPTION,
-    _run,
+    run_subcommand,
     _arguments,
     tuple(example for examples in _EXAMPLES.values() for example in examples),
 )

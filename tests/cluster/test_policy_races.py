@@ -29,7 +29,7 @@ from tests.support.sockets import PORT, open_socket, service
 pytestmark = pytest.mark.timeout(3000)
 
 SLOTS = 4  # pods that run at the same time
-ADDRESSES = tuple(f"10.244.1.{100 + slot}" for slot in range(SLOTS))  # each is given again at once
+ADDRESSES = tuple(f"10.244.1.{100 + slot}" for slot in range(SLOTS))  # each is allocated again at once
 FIRST_SYN_S = 0.9  # a dropped one is sent again after a second
 ONE_PEER = [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "client"}}}]
 ALLOW_PEER = {"podSelector": {}, "ingress": [{"from": ONE_PEER}], "egress": [{"to": ONE_PEER}]}
