@@ -250,5 +250,6 @@ class Node(Host):
             "nodeStatusUpdateFrequency": "5s",
             "oomScoreAdj": 0,
             "resolvConf": "/etc/resolv.conf",
+            "runtimeRequestTimeout": "10m",  # the nodes share the processors of one machine
             "volumePluginDir": "/var/lib/kubelet/volumeplugins",
         }
