@@ -210,7 +210,7 @@ cluster: binaries test-root agent-base kubernetes-cluster ## start a Kubernetes 
 	@$(call say,cluster)
 	@$(PY) -m tests.kubernetes $(if $(MODE),--mode $(MODE))
 
-test-kubernetes: binaries test-root agent-base kubernetes-cluster ## run upstream's tests on such clusters; KEEP=1: the first one stays until Ctrl-C (root; 90 minutes, with the builds two hours)
+test-kubernetes: binaries test-root agent-base kubernetes-cluster ## run upstream's tests on such clusters; KEEP=1: the first one stays until Ctrl-C (root; 60 minutes, with the builds 90)
 	@$(call say,test-kubernetes)
 	@$(PY) -m tests.kubernetes $(if $(KEEP),--keep) --test $(if $(NIGHTLY),tests/kubernetes --nightly) && $(PY) -m tests.kubernetes --every-mode
 

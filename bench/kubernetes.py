@@ -25,7 +25,7 @@ from bench.page import inserted
 from bench.versions import reference_version
 from tests.kubernetes import images
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.modes import MODES, Object
+from tests.kubernetes.modes import Object, backend
 from tests.kubernetes.node import METRICS, Node
 from tests.support import binaries
 from tests.support.machine import BIN_DIR, eventually
@@ -112,7 +112,7 @@ class _Cluster(Cluster):
 
 def _network(network: Object) -> Object:
     """Returns the network of deploy/ with the backend and the kind of MTU that all plugins have."""
-    first, *rest = MODES["iptables"].change(network)["plugins"]
+    first, *rest = backend("iptables")(network)["plugins"]
     return {**network, "plugins": [{**first, "mtu": _MTU}, *rest]}
 
 

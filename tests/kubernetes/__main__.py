@@ -35,7 +35,7 @@ _CHILD = "--in-namespaces"
 _TESTS = "tests/kubernetes"
 # Tests that a mode runs before _SHORT: of addresses and uplinks that the tunnel uses; upstream's of policies.
 _FURTHER = {
-    "vxlan": [f"{_TESTS}/test_life.py::test_{name}" for name in ("internal_ip_changes", "uplink_is_replaced")],
+    "router": [f"{_TESTS}/test_life.py::test_{name}" for name in ("internal_ip_changes", "uplink_is_replaced")],
     "policy": [f"{_TESTS}/test_e2e.py"],
 }
 _SHORT = (f"{_TESTS}/test_cluster.py", f"{_TESTS}/test_sticky.py")

@@ -1,6 +1,7 @@
 """The modes of a cluster: how its nodes are connected, and which network podwire makes.
 
-One rule: a mode is a directory of deploy/ with the changes that deploy/README.md names. The first one has none.
+One rule: a mode is a directory of deploy/ with the changes that deploy/README.md names. The first one has none; the
+others together have each way to connect nodes, each IP version, each backend, bridge and ptp, and pools.
 No mode has kube-proxy's IPVS, which the kernel of the tests lacks (CONFIG_IP_VS).
 """
 
@@ -57,7 +58,7 @@ class Mode:
         return {**space, "spec": {"pools": pools}} if self.directory == manifests.POOLS_STICKY else None
 
 
-def _backend(name: str) -> Callable[[Object], Object]:
+def backend(name: str) -> Callable[[Object], Object]:
     """Returns a change to one backend of the packet filter for all plugins."""
 
     def change(network: Object) -> Object:
@@ -78,19 +79,19 @@ def _ptp(network: Object) -> Object:
 
 MODES = {
     DIRECT: Mode(),
-    "router": Mode(links=(0, 1, 2)),  # each node on a link of its own: VXLAN, which the agent chooses
-    "mixed": Mode(links=_TWO_LINKS),
-    "vxlan": Mode(agent=("--routes", "vxlan")),
+    "router": Mode(links=(0, 1, 2), agent=("--routes", "vxlan"), change=_ptp),  # each node on a link of its own
+    "mixed": Mode(links=_TWO_LINKS, change=backend("nftables")),  # VXLAN where the agent finds a router
     "ipv6": Mode(families=(IPV6,), links=_TWO_LINKS),
-    "dual": Mode(families=_BOTH, links=_TWO_LINKS),
-    "iptables": Mode(change=_backend("iptables")),
-    "nftables": Mode(change=_backend("nftables")),
-    "ptp": Mode(change=_ptp),
     "policy": Mode(
         families=_BOTH, links=_TWO_LINKS, directory=manifests.NETWORK_POLICY, upstream=r"\[Feature:NetworkPolicy\]"
     ),
     # Namespaces have neither a product UUID nor a permanent MAC address.
-    "pools": Mode(families=_BOTH, directory=manifests.POOLS_STICKY, agent=("--machine", "$(NODE_NAME)")),
+    "pools": Mode(
+        families=_BOTH,
+        directory=manifests.POOLS_STICKY,
+        agent=("--machine", "$(NODE_NAME)"),
+        change=backend("iptables"),
+    ),
 }
 
 
