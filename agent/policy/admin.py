@@ -21,7 +21,7 @@ from agent.http_server import Answer, Page, Pages
 from agent.policy.evaluator import ClusterState, Decision, PodConnection, decide_direction
 from agent.policy.filter_table import FilterTable
 from agent.policy.objects import EGRESS, INGRESS, LAST_PORT, Policy
-from agent.policy.selection import LocalPod, PolicySelection
+from agent.policy.selection import PolicySelection
 from cni.address import Address, format_ip, parse_ip
 from kernel.address import list_elsewhere
 from kernel.errors import KernelError
@@ -48,6 +48,15 @@ class FilterState(NamedTuple):
     table: FilterTable
     drops: Mapping[str, int]
     problem: str
+
+    def drops_of(self, policy: Policy) -> int:
+        """Returns the number of packets that the chains of a policy, which others may share, have dropped."""
+        subjects = {name: chain.subject for name, chain in self.table.chains.items()}
+        return sum(
+            self.drops.get(name, 0)
+            for name, subject in subjects.items()
+            if subject.namespace == policy.namespace and policy.name in subject.policies
+        )
 
 
 class PolicyAdmin:
@@ -103,7 +112,6 @@ class PolicyAdmin:
     def _list(self) -> Document:
         state, pods = self._state(), list(self._selection.local.values())
         policies = [each for of_namespace in self._selection.policies.values() for each in of_namespace.values()]
-        by_chain = _policies_by_chain(state.table, pods)
         return {
             "policies": [
                 {
@@ -111,7 +119,7 @@ class PolicyAdmin:
                     "name": policy.name,
                     "directions": _directions(policy),
                     "pods": len({pod.name for pod in pods if pod.policies.get(policy.name) is policy}),
-                    "droppedPackets": sum(n for name, n in state.drops.items() if policy in by_chain.get(name, ())),
+                    "droppedPackets": state.drops_of(policy),
                 }
                 for policy in sorted(policies, key=lambda policy: (policy.namespace, policy.name))
             ],
@@ -212,17 +220,6 @@ def _parse(body: bytes) -> tuple[str, str, str, int]:
 
 def _directions(policy: Policy) -> list[str]:
     return [direction for direction in (INGRESS, EGRESS) if policy.rules(direction) is not None]
-
-
-def _policies_by_chain(table: FilterTable, pods: list[LocalPod]) -> dict[str, list[Policy]]:
-    """Returns the policies of each chain of the filter, from the pods that use it."""
-    policies_by_chain: dict[str, list[Policy]] = {}
-    for pod in pods:
-        verdicts = [table.verdicts[address] for address in pod.addresses if address in table.verdicts]
-        for verdict in verdicts[:1]:
-            for direction, name in ((EGRESS, verdict.egress), (INGRESS, verdict.ingress)):
-                policies_by_chain[name] = [each for each in pod.policies.values() if each.rules(direction) is not None]
-    return policies_by_chain
 
 
 def _node_addresses() -> frozenset[Address]:

@@ -136,7 +136,7 @@ def _change_requests(
 
 def _chain_requests(name: str, content: ChainContent, *, is_new: bool) -> list[Request]:
     """Returns the requests that create a group's chain, or replace its rules."""
-    chain = filter_rules.chain_of(name, content.comment)
+    chain = filter_rules.chain_of(name, content.subject.comment())
     if is_new:
         start = [nft_table.counter_request(TABLE, filter_rules.counter_of(name)), nft.chain_request(chain)]
     else:

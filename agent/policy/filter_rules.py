@@ -72,7 +72,7 @@ def set_of(name: str) -> Set:
 
 
 def chain_of(name: str, comment: str = "") -> Chain:
-    """Returns the nftables chain of a group."""
+    """Returns the nftables chain of this name."""
     return Chain(TABLE, name, comment=comment)
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Set
 from typing import NamedTuple
 
+from attachment.policy.table import ChainSubject
 from cni.address import Address
 
 Element = Address | tuple[Address, int] | tuple[Address, Address] | tuple[int, int]
@@ -43,9 +44,9 @@ class AcceptRule(NamedTuple):
 
 
 class ChainContent(NamedTuple):
-    """The content of a chain: its comment, of which the kernel gets the first 128 bytes, and its rules in order."""
+    """The content of a chain: its subject, and its rules in order."""
 
-    comment: str
+    subject: ChainSubject
     rules: tuple[AcceptRule, ...]
 
 

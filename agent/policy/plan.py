@@ -18,34 +18,31 @@ from agent.policy.filter_table import EMPTY, AcceptRule, ChainContent, Element, 
 from agent.policy.objects import EGRESS, INGRESS, LAST_PORT, IpBlock, NamedPort, Peer, PodPeer, Policy, PortRange, Rule
 from agent.policy.peer_sets import PeerSets, SetKey, digest
 from agent.policy.selection import LocalPod, PolicySelection
+from attachment.policy.table import ChainSubject
 
-_PODS_WITHOUT_OBJECT = "pods whose objects the API server has not sent yet"
 _Range = tuple[int, int]
 V = TypeVar("V")
 
 
 class Group(NamedTuple):
-    """Pods that share a chain: the facts that determine its rules; without policies the chain accepts nothing.
+    """The pods of a namespace that share a chain: the facts that determine its rules; without policies it has none.
 
     `versions` are the IP versions of the pods' addresses. `ports` are the pods' named ports that ingress rules use.
     """
 
     direction: str
-    policies: tuple[Policy, ...]
+    namespace: str
+    policies: tuple[Policy, ...] = ()
     versions: tuple[int, ...] = ()
     ports: tuple[NamedPort, ...] = ()
 
     def chain_name(self) -> str:
         """Returns the name of the chain, which does not depend on the rules of the policies."""
-        names = tuple((policy.namespace, policy.name) for policy in self.policies)
-        return f"{self.direction[0]}-{digest((names, self.versions, self.ports))}"
+        return f"{self.direction[0]}-{digest((self.subject(), self.versions, self.ports))}"
 
-    def comment(self) -> str:
-        """Returns the comment of the chain; the agent's metrics and `podwire trace` parse it."""
-        if not self.policies:
-            return f"{self.direction} of {_PODS_WITHOUT_OBJECT}"
-        names = ", ".join(policy.name for policy in self.policies)
-        return f"{self.direction} of {self.policies[0].namespace}: {names}"
+    def subject(self) -> ChainSubject:
+        """Returns what the chain decides about."""
+        return ChainSubject(self.direction, self.namespace, tuple(policy.name for policy in self.policies))
 
 
 class _Chain:
@@ -57,7 +54,7 @@ class _Chain:
         self._added_sets: dict[str, Set[Element]] = {}
         rules = [each for policy in group.policies for each in policy.rules(group.direction) or ()]
         filter_rules = tuple(dict.fromkeys(each for rule in rules for each in self._filter_rules(rule)))
-        self.content = ChainContent(group.comment(), filter_rules)
+        self.content = ChainContent(group.subject(), filter_rules)
         names = {name for rule in filter_rules for name in (rule.peer_set, rule.port_set, rule.pair_set) if name}
         # A port set may remain unused: that of a rule whose peers have no address of the IP versions of these pods.
         self.sets = {name: self._added_sets[name] for name in names}
@@ -180,14 +177,18 @@ class FilterPlan:
     def _group(self, local: LocalPod, direction: str) -> Group | None:
         if local.pod is None:
             policies = self._selection.policies.get(local.namespace, {}).values()
-            return Group(direction, ()) if any(policy.rules(direction) is not None for policy in policies) else None
+            return (
+                Group(direction, local.namespace)
+                if any(policy.rules(direction) is not None for policy in policies)
+                else None
+            )
         selecting = [local.policies[name] for name in sorted(local.policies)]
         isolating = tuple(policy for policy in selecting if policy.rules(direction) is not None)
         if not isolating:
             return None
         versions = tuple(sorted({address.version for address in local.addresses}))
         ports = _used_ports(isolating, local.pod.ports) if direction == INGRESS else ()
-        return Group(direction, isolating, versions, ports)
+        return Group(direction, local.namespace, isolating, versions, ports)
 
 
 def _used_ports(policies: Iterable[Policy], ports: tuple[NamedPort, ...]) -> tuple[NamedPort, ...]:

@@ -257,9 +257,8 @@ class PolicyService:
         for chain, packets in self._drops.items():
             content = self._table.chains.get(chain)
             if content and (added := packets - before.get(chain, 0)) > 0:
-                direction, _, rest = content.comment.partition(" of ")
-                namespace, _, policies = rest.partition(": ")
-                self._metrics.dropped.labels(namespace, direction, policies).inc(added)
+                direction, namespace, policies = content.subject
+                self._metrics.dropped.labels(namespace, direction, ", ".join(policies)).inc(added)
 
     def _report_problems(self) -> None:
         starting = "" if self._is_applied or self._other_engine else "starting"

@@ -10,6 +10,8 @@ sets below. Plugins create the tables `podwire_guard`, which the agent does not 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from kernel.netfilter import nft
 from kernel.netfilter.nft import Table
 from kernel.netfilter.nft_set import ADDRESS, Set
@@ -31,3 +33,25 @@ SELF = {version: Set(TABLE, f"self{version}", (part, part)) for version, part in
 _GUARD_COMMENT = "made by podwire's plugins for pods with networkPolicy"
 GUARD_BRIDGE_TABLE = Table(nft.BRIDGE, "podwire_guard", _GUARD_COMMENT)
 GUARD_TABLE = Table(nft.INET, "podwire_guard", _GUARD_COMMENT)
+
+
+class ChainSubject(NamedTuple):
+    """The packets that a chain decides about: those of pods that these policies isolate, in one direction.
+
+    Without `policies` these are pods of the namespace whose objects the API server has not sent yet.
+    """
+
+    direction: str
+    namespace: str
+    policies: tuple[str, ...] = ()
+
+    def comment(self) -> str:
+        """Returns the chain's comment, of which the kernel gets the first 128 bytes."""
+        return f"{self.direction} of {self.namespace}: {', '.join(self.policies)}"
+
+    @classmethod
+    def parse(cls, comment: str) -> ChainSubject:
+        """Parses a chain's comment; the last policy may be shortened."""
+        direction, _, rest = comment.partition(" of ")
+        namespace, _, policies = rest.partition(": ")
+        return cls(direction, namespace, tuple(policies.split(", ")) if policies else ())

@@ -1,7 +1,8 @@
-"""Names the network policies that dropped a packet, from the comment of the agent's chain (agent/policy/plan.py)."""
+"""Names the network policies that dropped a packet, from the comment of the agent's chain."""
 
 from __future__ import annotations
 
+from attachment.policy.table import ChainSubject
 from cni.address import Address
 from kernel.packet_tap import UDP
 from podwire.trace.exchange import Flow
@@ -17,15 +18,14 @@ def of_rule(rule: MetRule, flow: Flow) -> Suspect | None:
     """Returns the suspect if a chain of network policies dropped the packet, None for a rule of another chain."""
     if not rule.comment:
         return None
-    direction, _, subjects = rule.comment.partition(" of ")
-    namespace, _, policies = subjects.partition(": ")
+    direction, namespace, policies = ChainSubject.parse(rule.comment)
     place = flow.target if direction == "ingress" else flow.source
     end = f"{direction} of {place.name}" if isinstance(place, PodPlace) else direction
     if policies:
-        subject = f"network {'policies' if ', ' in policies else 'policy'} {policies} of namespace {namespace}"
-        text = f"{subject} {'drop' if ', ' in policies else 'drops'} it ({end})"
+        noun, verb = ("policies", "drop") if policies[1:] else ("policy", "drops")
+        text = f"network {noun} {', '.join(policies)} of namespace {namespace} {verb} it ({end})"
     else:
-        text = f"{_AGENT} isolates {subjects} ({end})"
+        text = f"{_AGENT} isolates the pod until the API server sends its object ({end})"
     return Suspect("network-policy", rule.place, text, rule.describe(), _AGENT, _why_command(flow))
 
 

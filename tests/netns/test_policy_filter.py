@@ -18,7 +18,7 @@ from attachment.policy.table import EGRESS, INGRESS, SELF
 from kernel.netfilter import nft, nft_set
 from tests.support import namespaces
 from tests.support.netstate import nft_rules
-from tests.support.policy_tables import ADDRESSES, SAMPLE, content
+from tests.support.policy_tables import ADDRESSES, SAMPLE, SUBJECT, content
 from tests.support.policy_world import KernelWorld
 
 pytestmark = pytest.mark.needs("nft_inet")
@@ -191,11 +191,11 @@ def test_a_set_that_is_another_object(host_filter):
 def test_no_difference_of_a_failed_change_is_lost(host_filter):
     """After a change that fails, the next one compares the whole table, so no difference is lost."""
     addresses = set(ADDRESSES[4][:5])
-    chains = {"e-1": ChainContent("", (AcceptRule(4, "s4-1"),))}
+    chains = {"e-1": ChainContent(SUBJECT, (AcceptRule(4, "s4-1"),))}
     table = FilterTable({A: Verdict("e-1")}, chains, {"s4-1": addresses})
     host_filter.apply(table)
     addresses.add(ADDRESSES[4][9])
-    invalid = table._replace(chains={"e-1": ChainContent("", (AcceptRule(4, "s4-1", "icmp"),))})
+    invalid = table._replace(chains={"e-1": ChainContent(SUBJECT, (AcceptRule(4, "s4-1", "icmp"),))})
     with pytest.raises(KeyError):
         host_filter.apply(invalid, {"s4-1": SetChange((ADDRESSES[4][9],))})
     assert not host_filter.apply(table)
@@ -234,11 +234,11 @@ def test_costs(host_filter):
     pods = [first + n for n in range(10_000)]
     everyone, some = set(pods), frozenset(pods[:500])
     rules = (AcceptRule(4, "s4-all"), *(AcceptRule(4, "s4-some", "tcp", (port, port)) for port in range(80, 87)))
-    chains = {f"{kind}-{n}": ChainContent("", rules) for n in range(240) for kind in "ei"}
+    chains = {f"{kind}-{n}": ChainContent(SUBJECT, rules) for n in range(240) for kind in "ei"}
     verdicts = {pods[n]: Verdict(f"e-{n}", f"i-{n}") for n in range(240)}
     table = FilterTable(verdicts, chains, {"s4-some": some, "s4-all": everyone})
     with_pod = table._replace(verdicts={**verdicts, first - 1: Verdict("e-7", "i-7")})
-    with_rule = table._replace(chains={**chains, "i-9": ChainContent("", (AcceptRule(),))})
+    with_rule = table._replace(chains={**chains, "i-9": ChainContent(SUBJECT, (AcceptRule(),))})
     host_filter.apply(table)
     joins, changes = [], []
     peer = first + 20_000

@@ -10,7 +10,7 @@ import pytest
 from agent.policy.evaluator import PodConnection
 from agent.policy.filter_table import EMPTY, AcceptRule, ChainContent, FilterTable, Verdict
 from tests.support.policy_packets import REMOTE
-from tests.support.policy_tables import NODE, SERVICE, deny, pod, proxy, table_of
+from tests.support.policy_tables import NODE, SERVICE, SUBJECT, deny, pod, proxy, table_of
 from tests.support.policy_world import KernelWorld
 
 pytestmark = pytest.mark.needs("nft_inet", "br_netfilter", "nft_nat")
@@ -69,8 +69,8 @@ def test_replies_pass(policed_node, node_filter, subjects):
     table = FilterTable(
         {one: Verdict("e-1", "i-2"), two: Verdict("e-2", "i-1")},
         {
-            **{name: ChainContent("", (AcceptRule(protocol="udp", ports=(80, 80)),)) for name in ("e-1", "i-1")},
-            **{name: ChainContent("", ()) for name in ("e-2", "i-2")},
+            **{name: ChainContent(SUBJECT, (AcceptRule(protocol="udp", ports=(80, 80)),)) for name in ("e-1", "i-1")},
+            **{name: ChainContent(SUBJECT, ()) for name in ("e-2", "i-2")},
         },
         {},
     )

@@ -97,7 +97,7 @@ def test_list_has_policies_and_pods(agent, path):
     """The list has each policy with directions, number of pods here and drops, and the pods with their policies."""
     agent.policy("shop", "out", podSelector={"matchLabels": {"app": "none"}}, egress=[], policyTypes=["Egress"])
     table, _ = agent.plan.update()
-    agent.drops = {name: 7 for name, chain in table.chains.items() if chain.comment.endswith(": db, default-deny")}
+    agent.drops = {name: 7 for name, chain in table.chains.items() if chain.subject.policies == ("db", "default-deny")}
     done = policy(path, "list")
     assert done.status == 0, done
     for row in ("shop +db +ingress +1 +7", "shop +default-deny +ingress +2 +7", "shop +out +egress +0 +0"):

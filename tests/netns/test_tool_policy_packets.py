@@ -6,6 +6,7 @@ import pytest
 
 from agent.policy.filter import PolicyFilter
 from agent.policy.filter_table import AcceptRule, ChainContent, FilterTable, Verdict
+from attachment.policy.table import ChainSubject
 from tests.support.packet_node import BRIDGE, PacketNode
 
 pytestmark = pytest.mark.needs("nft_inet", "br_netfilter", "nft_nat")
@@ -13,9 +14,11 @@ pytestmark = pytest.mark.needs("nft_inet", "br_netfilter", "nft_nat")
 FIRST = tuple(map(ip_address, ("10.22.0.2", "fd00:22::2")))
 SECOND = tuple(map(ip_address, ("10.22.0.3", "fd00:22::3")))
 OPEN = Verdict()
-CLOSED = ChainContent("ingress of shop: default-deny, web", (AcceptRule(protocol="tcp", ports=(81, 81)),))
-DENIED = ChainContent("egress of shop: no-way-out", ())
-UNKNOWN = ChainContent("ingress of pods whose objects the API server has not sent yet", ())
+CLOSED = ChainContent(
+    ChainSubject("ingress", "shop", ("default-deny", "web")), (AcceptRule(protocol="tcp", ports=(81, 81)),)
+)
+DENIED = ChainContent(ChainSubject("egress", "shop", ("no-way-out",)), ())
+UNKNOWN = ChainContent(ChainSubject("ingress", "shop"), ())
 
 
 @pytest.fixture
@@ -79,9 +82,7 @@ def test_trace_of_a_published_port(node, apply):
     """A packet from outside to a host port is dropped after its translation; the question names the pod's port."""
     apply(first=Verdict("", "i-1"), i_1=UNKNOWN)
     suspect = node.trace("outside", ":8080")["suspect"]
-    assert suspect["text"].startswith(
-        "podwire-agent isolates pods whose objects the API server has not sent yet (ingress"
-    )
+    assert suspect["text"].startswith("podwire-agent isolates the pod until the API server sends its object (ingress")
     assert suspect["look"].endswith(f" {FIRST[0]}:80"), suspect
 
 

@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from agent.policy.filter_table import AcceptRule, ChainContent, Element, FilterTable, Verdict
+from attachment.policy.table import ChainSubject
 from cni.address import Address
 from tests.support.namespaces import Namespace
 from tests.support.policy_packets import NODE_ADDRESSES, PODS
@@ -21,6 +22,7 @@ ADDRESSES = {
 }
 A, B = ADDRESSES[4][:2]
 A6, B6 = ADDRESSES[6][:2]
+SUBJECT = ChainSubject("ingress", "shop")
 _EGRESS_RULES = (
     AcceptRule(4, protocol="tcp", pair_set="p4-1"),
     AcceptRule(6, protocol="udp", pair_set="p6-1"),
@@ -39,8 +41,8 @@ _BLOCKS = ("0.0.0.0", "9.255.255.255"), ("11.0.0.0", "255.255.255.255")
 SAMPLE = FilterTable(
     {A: Verdict("e-1", "i-1"), A6: Verdict("", "i-1"), B: Verdict("e-1", "")},
     {
-        "e-1": ChainContent("egress of shop: default-deny", _EGRESS_RULES),
-        "i-1": ChainContent('ingress of shop: "web"', _INGRESS_RULES),
+        "e-1": ChainContent(ChainSubject("egress", "shop", ("default-deny",)), _EGRESS_RULES),
+        "i-1": ChainContent(ChainSubject("ingress", "shop", ("web",)), _INGRESS_RULES),
     },
     {
         "p4-1": frozenset({(B, 80), (ADDRESSES[4][2], 65535)}),
@@ -69,7 +71,7 @@ def table_of(
     """Returns a table that isolates pods, and accepts what `rules` say in each of the directions."""
     chains = {"e-1": egress, "i-1": ingress}
     verdict = Verdict("e-1" if egress else "", "i-1" if ingress else "")
-    contents = {name: ChainContent("", tuple(rules)) for name, is_used in chains.items() if is_used}
+    contents = {name: ChainContent(SUBJECT, tuple(rules)) for name, is_used in chains.items() if is_used}
     named = {name for rule in rules for name in (rule.peer_set, rule.port_set, rule.pair_set) if name}
     return FilterTable(
         dict.fromkeys(subjects, verdict), contents, {name: frozenset((sets or {})[name]) for name in named}

@@ -64,7 +64,7 @@ def test_pods_of_the_same_policies_share_their_chains(node):
             each.add(name, address)
     assert node.table == other.table
     (chain,) = node.table.chains.values()
-    assert chain.comment == "ingress of shop: a, b"
+    assert chain.subject == ("ingress", "shop", ("a", "b"))
     (name,) = node.table.sets
     assert chain.rules == (AcceptRule(4, name),)  # the two policies' rules are equal
     assert {A, B} == node.table.sets[name]
