@@ -47,6 +47,7 @@ class Settings(NamedTuple):
     once: bool
     remove: bool
     network_policy: str
+    check_established: bool
     pools: PoolOptions
 
     @property
@@ -77,6 +78,8 @@ def parse(arguments: Sequence[str], env: Mapping[str, str]) -> Settings:
         parser.error(str(error))
     if parsed.network_policy and not pools.has_kubernetes:
         parser.error("--network-policy needs an API server, which has the policies: not with --node-address")
+    if parsed.check_established and not parsed.network_policy:
+        parser.error("--check-established needs --network-policy")
     values = {name: value for name, value in vars(parsed).items() if name in Settings._fields}
     return Settings(**values, pools=pools)
 
@@ -139,6 +142,8 @@ def _add_node(parser: argparse.ArgumentParser) -> None:
         help='enforce NetworkPolicies for the pods of networks with "networkPolicy": true; strict: each pod starts '
         "only with policies that are as new as the pod. Not with --once and --dry-run",
     )
+    meaning = "with --network-policy: a changed policy also decides about established connections"
+    group.add_argument("--check-established", action="store_true", help=meaning)
     group.add_argument("--no-install", dest="install", action="store_false", help="install neither plugins nor network")
 
 

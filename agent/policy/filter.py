@@ -16,7 +16,7 @@ import errno
 from collections.abc import Mapping, Set
 
 from agent.policy import filter_reader, filter_rules
-from agent.policy.filter_rules import BASE
+from agent.policy.filter_rules import SETS
 from agent.policy.filter_table import EMPTY, ChainContent, Element, FilterTable, SetChange, Verdict
 from attachment.policy.table import TABLE
 from cni.address import Address
@@ -30,9 +30,13 @@ _NO_CHANGES: Mapping[str, SetChange] = {}
 
 
 class PolicyFilter:
-    """The packet filter of this node's network namespace, with one open socket. Raises KernelError."""
+    """The packet filter of this node's network namespace, with one open socket. Raises KernelError.
 
-    def __init__(self) -> None:
+    With `checks_established` a policy also decides about connections that exist already.
+    """
+
+    def __init__(self, *, checks_established: bool = False) -> None:
+        self._base = filter_rules.base_table(checks_established=checks_established)
         self._socket = nft.open_socket()
         self._applied: FilterTable | None = None  # None: the content of the kernel's table is unknown
 
@@ -66,7 +70,7 @@ class PolicyFilter:
         Returns whether it was replaced.
         """
         self._applied = None
-        is_equal = filter_reader.equals(self._socket, desired)
+        is_equal = filter_reader.equals(self._socket, self._base, desired)
         if not is_equal:
             self._replace(desired)
         self._applied = desired
@@ -77,7 +81,7 @@ class PolicyFilter:
 
         It takes 0.1 ms, so it may be called every second; `repair` compares everything. Raises KernelError.
         """
-        return base_table.is_complete(self._socket, BASE)
+        return base_table.is_complete(self._socket, self._base)
 
     def list_drops(self) -> dict[str, int]:
         """Returns the number of packets that each chain has dropped; raises KernelError."""
@@ -110,10 +114,10 @@ class PolicyFilter:
             self._socket,
             nft.table_request(TABLE),  # the kernel refuses to delete an absent table
             nft_table.delete_table_request(TABLE),
-            *base_table.table_requests(BASE),
+            *base_table.table_requests(self._base),
             *(nft_table.counter_request(TABLE, filter_rules.counter_of(name), drops[name]) for name in drops),
             *added,
-            *_verdict_requests({element_set: {} for element_set in BASE.sets}, desired.verdicts),
+            *_verdict_requests({element_set: {} for element_set in SETS}, desired.verdicts),
         )
 
 

@@ -62,7 +62,9 @@ _FIELDS = {
     **{f"{name} dport": _payload(TRANSPORT_HEADER, 2, 2, name) for name in nft_rule.PROTOCOLS},
 }
 _CONSTANTS = {
-    "ct state established,related": nft_rule.established_or_related(),
+    "ct state established,related": nft_rule.state(nft_rule.ESTABLISHED | nft_rule.RELATED),
+    "ct state related": nft_rule.state(nft_rule.RELATED),
+    "ct direction reply": expression.ct(expression.CT_DIRECTION) + expression.compare(EQ, bytes([1])),
     "fib saddr type local": expression.fib_type(expression.FIB_SADDR)
     + expression.compare(EQ, expression.LOCAL.to_bytes(4, sys.byteorder)),
     "counter": expression.ANY_COUNTER,  # starts at 0

@@ -22,9 +22,7 @@ from kernel.netfilter.nft_expression import ATTRIBUTE, DATA_VALUE, EQ, NEQ, pars
 
 _NF_DROP, _NF_ACCEPT, _JUMP, GOTO, _RETURN = 0, 1, -3, -4, -5  # linux/netfilter/nf_tables.h
 _IFNAMSIZ = 16
-_ESTABLISHED_RELATED = (
-    1 << 1 | 1 << 2
-)  # NF_CT_STATE_BIT of IP_CT_ESTABLISHED and IP_CT_RELATED (linux/netfilter/nf_conntrack_common.h)
+ESTABLISHED, RELATED = 1 << 1, 1 << 2  # NF_CT_STATE_BIT (linux/netfilter/nf_conntrack_common.h)
 _NFPROTO = {4: 2, 6: 10}  # by IP version (linux/netfilter.h)
 _OF_VERSION = {
     version: expression.meta(expression.META_NFPROTO) + expression.compare(EQ, bytes([number]))
@@ -115,9 +113,9 @@ def destination_in(version: int, name: str) -> bytes:
     return expression.payload(expression.NETWORK_HEADER, *_DADDR[version]) + expression.lookup(name)
 
 
-def established_or_related() -> bytes:
-    """Matches `ct state established,related`."""
-    load = expression.ct(expression.CT_STATE) + expression.bitwise(_bits(_ESTABLISHED_RELATED))
+def state(states: int) -> bytes:
+    """Matches packets of connections in one of the states, such as ESTABLISHED | RELATED."""
+    load = expression.ct(expression.CT_STATE) + expression.bitwise(_bits(states))
     return load + expression.compare(NEQ, bytes(4))
 
 

@@ -59,6 +59,28 @@ def test_established_connections_are_kept(policed_node, node_filter, version):
     assert policed_node.passed(there, source_port=20_002) == [False]
 
 
+@pytest.mark.parametrize("node_filter", [True], indirect=True)
+def test_changed_policy_decides_about_established_connections(policed_node, node_filter):
+    """With --check-established a policy drops what it denies of a connection; the replies of others pass."""
+    one, two = pod(1), pod(9)
+    there, back = PodConnection(one, two, "udp", 80), PodConnection(two, one, "udp", 20_001)
+
+    def passes():
+        return policed_node.passed(there, source_port=20_001) + policed_node.passed(back, source_port=80)
+
+    node_filter.apply(EMPTY)
+    assert passes() == [True, True]
+    node_filter.apply(deny(one, egress=False))
+    assert passes() == [True, True]  # `one` opened it
+    node_filter.apply(deny(two, egress=False))
+    assert passes() == [False, True]
+    node_filter.apply(deny(one, ingress=False))
+    assert passes() == [False, True]
+    node_filter.apply(EMPTY)
+    assert passes() == [True, True]
+
+
+@pytest.mark.parametrize("node_filter", [False, True], indirect=True)
 @pytest.mark.parametrize("subjects", [(1, 2), (1, 9), (9, 1), (8, 9)])
 def test_replies_pass(policed_node, node_filter, subjects):
     """Replies of an allowed connection pass, though both pods are isolated in both directions, and so do ICMP's errors.

@@ -109,6 +109,7 @@ def test_log_lines_are_json(capsys):
         (["--network-policy"], "on", True),
         (["--network-policy", "strict"], "strict", True),
         (["--network-policy", "--once"], "on", False),
+        (["--network-policy", "--check-established"], "on", True),
     ],
 )
 def test_network_policies_are_an_option(options, mode, is_enforcing):

@@ -116,7 +116,10 @@ def test_rules_are_rendered():
         (to_port + nft_rule.dnat(ip_address("10.22.0.2"), 80), "tcp dport 8080 dnat to 10.22.0.2:80"),
         (nft_rule.source(ip_network("10.22.0.0/16")) + nft_rule.DROP, "ip saddr 10.22.0.0/16 drop"),
         (nft_rule.source(ip_network("10.22.0.0/20")) + nft_rule.DROP, "ip saddr 10.22.0.0/20 drop"),
-        (nft_rule.established_or_related() + nft_rule.ACCEPT, "ct state established,related accept"),
+        (
+            nft_rule.state(nft_rule.ESTABLISHED | nft_rule.RELATED) + nft_rule.ACCEPT,
+            "ct state established,related accept",
+        ),
         (nft_rule.from_interface("cni0") + nft_rule.jump("pods"), 'iifname "cni0" jump pods'),
     ):
         assert nft_text.render(NftRule(1, expressions, nft_rule.comment_userdata("x"))) == f'{text} comment "x"'
