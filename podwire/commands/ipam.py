@@ -23,6 +23,7 @@ from podwire.command import (
     run_subcommand,
 )
 from podwire.commands import ipam_cluster, ipam_cluster_options
+from podwire.commands.agent_command import add_socket
 from podwire.commands.show import add_places
 from podwire.node import dhcp_leases, release, reservations
 from podwire.node.dhcp_leases import DhcpLease, LeaseState
@@ -277,7 +278,7 @@ def _arguments(parser: ArgumentParser) -> None:
     _add(commands, "list", "the addresses in use", _LIST, _list)
     verify = _add(commands, "verify", "compare the reservations with running containers", _VERIFY, _verify)
     verify.add_argument("--cluster", action="store_true", help="compare the blocks and nodes of the cluster's pools")
-    ipam_cluster.add_socket(verify)
+    add_socket(verify)
     free = _add(commands, "free", "release addresses whose owner is no longer running", _FREE, _free)
     free.add_argument("--container", metavar="ID", help="all addresses of this container")
     free.add_argument("--gone", action="store_true", help="all addresses whose owner is no longer running")

@@ -5,12 +5,12 @@ These commands only read; `pools --set`, `reclaim` and `recover` are in ipam_cha
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from ipaddress import ip_address
 
 from cni.address import Address
 from cni.errors import CniError, Code
-from podwire.cluster import agent_socket, local_check, why
+from podwire.cluster import local_check, why
 from podwire.cluster.agent_socket import StoreError
 from podwire.cluster.answers import (
     ClaimedBlock,
@@ -29,16 +29,6 @@ from podwire.node.snapshot import Snapshot
 from podwire.output import Cell, Text, plural
 
 _STATES = {"fenced": "bad", "old epoch": "warning", "damaged": "bad"}
-
-
-def add_socket(parser: ArgumentParser) -> None:
-    """Adds --socket, read as `options.socket`."""
-    parser.add_argument(
-        "--socket",
-        metavar="PATH",
-        default=agent_socket.SOCKET,
-        help=f"podwire-agent's Unix socket ({agent_socket.SOCKET})",
-    )
 
 
 def pools(context: Context, options: Namespace) -> ExitStatus:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace, _SubParsersAction
-from collections.abc import Callable
 
-from podwire.command import Context, ExitStatus, add_json, add_parser
+from podwire.command import Context, ExitStatus
 from podwire.commands import ipam_changes, ipam_cluster
+from podwire.commands.agent_command import add_command
 from podwire.commands.show import add_places
 
 _POOLS = """\
@@ -105,42 +105,44 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
 
 def add_commands(commands: _SubParsersAction[ArgumentParser]) -> None:
     """Adds the commands to those of `podwire ipam`."""
-    pools = _add(commands, "pools", "the pools of the cluster, and how full they are", _POOLS, _pools)
+    pools = add_command(
+        commands, "pools", "the pools of the cluster, and how full they are", _POOLS, _pools, EXAMPLES["pools"]
+    )
     pools.add_argument("--set", metavar="FILE", default="", help="create or replace the pools by those of FILE (JSON)")
     _add_yes(pools)
-    blocks = _add(commands, "blocks", "which node has which block of a pool", _BLOCKS, ipam_cluster.blocks)
+    blocks = add_command(
+        commands, "blocks", "which node has which block of a pool", _BLOCKS, ipam_cluster.blocks, EXAMPLES["blocks"]
+    )
     blocks.add_argument("--node", metavar="NODE", default="", help="only those of this node (name or ID)")
     blocks.add_argument("--pool", metavar="POOL", default="", help="only those of this pool")
-    who = _add(commands, "who", "which node and pod have an address", _WHO, ipam_cluster.who)
+    who = add_command(commands, "who", "which node and pod have an address", _WHO, ipam_cluster.who, EXAMPLES["who"])
     who.add_argument("address", metavar="ADDRESS", help="an address of a pool")
     add_places(who)
-    why = _add(commands, "why", "why a node has no addresses", _WHY, ipam_cluster.explain)
+    why = add_command(commands, "why", "why a node has no addresses", _WHY, ipam_cluster.explain, EXAMPLES["why"])
     why.add_argument("node", metavar="NODE", nargs="?", default="", help="name or ID (default: this node)")
-    reclaim = _add(commands, "reclaim", "free the blocks of a machine that is off", _RECLAIM, ipam_changes.reclaim)
+    reclaim = add_command(
+        commands,
+        "reclaim",
+        "free the blocks of a machine that is off",
+        _RECLAIM,
+        ipam_changes.reclaim,
+        EXAMPLES["reclaim"],
+    )
     reclaim.add_argument("--node", metavar="NODE", required=True, help="name or ID")
     reclaim.add_argument("--powered-off", action="store_true", help="state that the machine is off, and do it")
     reclaim.add_argument("--record", metavar="RECORD", help="confirm the statement for this record, without a question")
-    recover = _add(
-        commands, "recover", "begin a new epoch after a restore of the store", _RECOVER, ipam_changes.recover
+    recover = add_command(
+        commands,
+        "recover",
+        "begin a new epoch after a restore of the store",
+        _RECOVER,
+        ipam_changes.recover,
+        EXAMPLES["recover"],
     )
     recover.add_argument(
         "--joined", metavar="ID", nargs="+", action="extend", default=[], help="nodes that joined after the backup"
     )
     _add_yes(recover)
-
-
-def _add(
-    commands: _SubParsersAction[ArgumentParser],
-    name: str,
-    summary: str,
-    about: str,
-    run: Callable[[Context, Namespace], ExitStatus],
-) -> ArgumentParser:
-    subparser = add_parser(commands, name, summary, about, EXAMPLES[name])
-    ipam_cluster.add_socket(subparser)
-    add_json(subparser)
-    subparser.set_defaults(subcommand=run)
-    return subparser
 
 
 def _add_yes(parser: ArgumentParser) -> None:

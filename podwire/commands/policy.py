@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser, Namespace, _SubParsersAction
-from collections.abc import Callable, Mapping
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from ipaddress import ip_address
 
 from cni.errors import Code
 from cni.fields import Fields
 from podwire.cluster import agent_socket
-from podwire.command import Command, Context, ExitStatus, UsageError, add_json, add_parser, exit_status, run_subcommand
-from podwire.commands.ipam_cluster import add_socket
+from podwire.command import Command, Context, ExitStatus, UsageError, exit_status, run_subcommand
+from podwire.commands.agent_command import add_command
 from podwire.output import Cell, Text
 
 _DIRECTIONS = ("egress", "ingress")
@@ -146,26 +146,14 @@ def _is_address(text: str) -> bool:
 def _arguments(parser: ArgumentParser) -> None:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     parser.set_defaults(subcommand=None)
-    _add(commands, "list", "the policies, and the pods of this node that they select", _LIST, _list)
-    why = _add(commands, "why", "whether the policies allow a connection, and why", _WHY, _why)
+    add_command(
+        commands, "list", "the policies, and the pods of this node that they select", _LIST, _list, _EXAMPLES["list"]
+    )
+    why = add_command(commands, "why", "whether the policies allow a connection, and why", _WHY, _why, _EXAMPLES["why"])
     why.add_argument("source", metavar="SOURCE", help="a pod (NAMESPACE/NAME) or an address")
     why.add_argument(
         "destination", metavar="DESTINATION[:PORT][/udp]", help="a pod or an address, with a port except for a ping"
     )
-
-
-def _add(
-    commands: _SubParsersAction[ArgumentParser],
-    name: str,
-    summary: str,
-    about: str,
-    run: Callable[[Context, Namespace], ExitStatus],
-) -> ArgumentParser:
-    subparser = add_parser(commands, name, summary, about, _EXAMPLES[name])
-    add_socket(subparser)
-    add_json(subparser)
-    subparser.set_defaults(subcommand=run)
-    return subparser
 
 
 COMMAND = Command(
