@@ -2,7 +2,8 @@
 
 import re
 
-from tests.support.sources import Source, parse, sources
+from tests.support.sources import FILLED, Source, parse, sources
+from tests.unit.test_doctor_texts import BAD, QUOTED
 
 # Words that identifiers must not contain, and their replacements.
 IDENTIFIERS = {
@@ -89,3 +90,11 @@ def test_retired_words_are_reported():
     """Retired words are reported in names, docstrings, comments and messages."""
     text = 'def own_ips(found):\n    """Tells whose it is."""\n    raise E("who is gone is told")  # for who looks\n'
     assert len(retired_in(parse(text))) == 5
+
+
+def test_texts_with_values_are_prose():
+    """No text of the tool, with a name in place of each value, has a doubled word, or one ending for both numbers."""
+    mistake = re.compile(f"{BAD['a doubled word'].pattern}|{BAD['singular and plural'].pattern}")
+    tool = [source for path, source in sources().items() if path.startswith("podwire/")]
+    texts = {text.replace(FILLED, "NAME") for source in tool for text in source.strings | source.templates}
+    assert [text for text in texts if mistake.search(QUOTED.sub("", text))] == []

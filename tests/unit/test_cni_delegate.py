@@ -293,10 +293,10 @@ def test_errors_of_a_delegate_in_this_process_are_converted(request_for, answer,
 @pytest.mark.parametrize("command", ["ADD", "CHECK"])
 def test_delegate_that_hangs_is_killed(script, request_for, calls, monkeypatch, command):
     """After the time limit the delegate is killed, and the error is "try again later"; DEL follows a failed ADD."""
-    monkeypatch.setattr(child, "LIMIT_S", 2.0)
+    monkeypatch.setattr(child, "LIMIT_S", 1.0)
     file = script('[ "$CNI_COMMAND" = DEL ] && [ -e "$0.added" ] && exit 0; : > "$0.added"; exec sleep 60')
     request = request_for(command)
     error = failure(lambda: add(request) if command == "ADD" else delegate.run("ipam", *request))
     assert error.code == 11
-    assert error.msg == f"{file} did not end {command} within 2 s and was killed, try again later"
+    assert error.msg == f"{file} did not end {command} within 1 s and was killed, try again later"
     assert calls() == (["ADD", "DEL"] if command == "ADD" else [command])

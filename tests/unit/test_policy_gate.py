@@ -18,6 +18,7 @@ from tests.support import policy_node
 from tests.support.errors import failure_of
 from tests.support.policy_node import agent, write_namespaces
 
+WAIT_S = 0.2
 ADDRESSES = (IPv4Address("10.22.0.2"), IPv6Address("fd00:22::2"))
 POD = PodRecord(
     boot=gate.current_boot(),
@@ -40,7 +41,8 @@ def directory(tmp_path, monkeypatch):
     for name in ("PODS_DIRECTORY", "NAMESPACES_FILE", "GATE_SOCKET", "DIRECTORY"):
         monkeypatch.setattr(table, name, getattr(table, name).replace(table.DIRECTORY, str(tmp_path)))
     monkeypatch.setattr(policy_node, "DIRECTORY", tmp_path)
-    monkeypatch.setattr(gate, "_WAIT_S", 0.6)
+    monkeypatch.setattr(gate, "_WAIT_S", WAIT_S)
+    monkeypatch.setattr(gate, "_RETRY_S", WAIT_S / 4)
     return tmp_path
 
 
@@ -118,7 +120,7 @@ def test_absent_agent(directory):
     write_namespaces("shop")
     problem, elapsed_s = wait_error()
     assert problem == "it does not run"
-    assert 0.6 <= elapsed_s < 1.5
+    assert WAIT_S <= elapsed_s < WAIT_S + 1
 
 
 def test_killed_agent(directory):
@@ -146,7 +148,7 @@ def test_silent_agent():
         listener.listen(1)
         problem, elapsed_s = wait_error()
     assert problem == "it does not answer"
-    assert 0.6 <= elapsed_s < 1.5
+    assert WAIT_S <= elapsed_s < WAIT_S + 1
 
 
 def test_older_list_does_not_count():
