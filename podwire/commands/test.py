@@ -32,13 +32,21 @@ from podwire.trace import outside, run
 from podwire.trace.topology import Topology, name_of
 from process import signals
 
-_STYLES = {PathState.OK: "good", PathState.LOST: "bad", PathState.SLOW: "warning", PathState.WRONG: "bad"}
+_STYLES = {
+    PathState.OK: "good",
+    PathState.LOST: "bad",
+    PathState.DENIED: "dim",
+    PathState.SLOW: "warning",
+    PathState.WRONG: "bad",
+}
+_RARE = (PathState.DENIED, PathState.WRONG)  # counted only if there are any
 _TIMEOUT_S = 1.0
 _TITLE, _WAY = 21, 41  # the widths of columns; IPv6 needs more
-_INDENT = " " * 6  # of what stands below a path
+_INDENT = " " * 7  # of what stands below a path
 _DESCRIPTION = """\
-Sends real packets on the paths of pods, from inside their network namespaces, and prints a line for each path: ok, lost
-or slow. Below a lost one is the first suspect, found by a trace of the same packet (`podwire trace`).
+Sends real packets on the paths of pods, from inside their network namespaces, and prints a line for each path: ok,
+lost, slow, or denied by network policies (as podwire-agent says). Below a lost one is the first suspect, found by a
+trace of the same packet (`podwire trace`).
 
 The paths of a pod, for IPv4 and IPv6: its gateway, the node, the next pod of its network and one of each other network
 (unless the configuration isolates them), from the node to the pod, the outside, its published ports (from outside, from
@@ -56,8 +64,8 @@ before.
 Exit status: 0 no packet was lost; 1 at least one was; 4 none was, but not every pod could be tested.
 
 --json: {"complete", "paths": [{"pod", "network", "path", "protocol", "ipVersion", "source", "destination", "port",
-"state", "ms", "detail", "suspect"}], "unseen", "leftOut"}; state is "ok", "lost", "slow", or "wrong" for a limit that
-does not hold; suspect is that of `podwire trace`, or null. With --every one document for each round."""
+"state", "ms", "detail", "suspect"}], "unseen", "leftOut"}; state is "ok", "lost", "denied", "slow", or "wrong" for a
+limit that does not hold; suspect is that of `podwire trace`, or null. With --every one document for each round."""
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -140,7 +148,7 @@ def _print(result: PathResult, previous: PathResult | None, topology: Topology, 
     time_text = "" if result.ms is None else f"{result.ms:.1f} ms"
     ending = " ".join(filter(None, (time_text, result.detail and f"({result.detail})")))
     text = f"{path.title:<{_TITLE}} {path.way:<{_WAY}} {ending}".rstrip()
-    out.print_text(text, _INDENT, Cell(f"{result.state:<5}", _STYLES[result.state]))
+    out.print_text(text, _INDENT, Cell(f"{result.state:<6}", _STYLES[result.state]))
     if result.suspect and previous and result.suspect == previous.suspect:
         out.print(f"{_INDENT}suspect: as above")
     elif result.suspect:
@@ -150,13 +158,8 @@ def _print(result: PathResult, previous: PathResult | None, topology: Topology, 
 def _print_summary(out: Output, results: list[PathResult], pods: int, unseen: Iterable[str], *, timed: bool) -> None:
     for text in unseen:
         out.print(Cell("not seen:", "warning"), text)
-    counts = ", ".join(
-        f"{sum(result.state is state for result in results)} {state}"
-        for state in PathState
-        if state is not PathState.WRONG
-    )
-    wrong = sum(result.state is PathState.WRONG for result in results)
-    counts += f", {wrong} wrong" if wrong else ""
+    numbers = {state: sum(result.state is state for result in results) for state in PathState}
+    counts = ", ".join(f"{number} {state}" for state, number in numbers.items() if number or state not in _RARE)
     prefix = f"{time.strftime('%H:%M:%S')} " if timed else ""
     out.print(f"{prefix}{plural(pods, 'pod')}, {plural(len(results), 'path')}: {counts}")
     if any(result.state.is_bad for result in results) and not timed:

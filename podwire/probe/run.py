@@ -16,7 +16,7 @@ from kernel import neighbour
 from kernel.netfilter import conntrack_cleanup
 from kernel.packet_tap import PROTOCOLS
 from podwire.node.model import Pod, format_rate
-from podwire.probe import limits, paths
+from podwire.probe import limits, paths, policies
 from podwire.probe.attempt import Attempt, OwnerSearch, run_all
 from podwire.probe.paths import DATAGRAM, DUPLICATE, QUERY, STREAM, Path
 from podwire.probe.transfer import PortInUseError, Stage, Transfer
@@ -42,6 +42,7 @@ class PathState(StrEnum):
 
     OK = "ok"
     LOST = "lost"
+    DENIED = "denied"  # by network policies
     SLOW = "slow"
     WRONG = "wrong"  # a limit that does not hold
 
@@ -317,11 +318,14 @@ def _with_suspect(
     traced: dict[object, Suspect | None],
     unseen: list[str],
 ) -> PathResult:
-    """Traces the packet of a path that lost one; TCP and UDP between two addresses are traced once.
+    """Traces the packet of a path that lost one, unless policies deny it; TCP and UDP of two addresses are traced once.
 
     `traced` are the suspects so far. After some traces, which take a second each, the others are left to the user.
     """
     path = result.path
+    is_open = isinstance(ended, Transfer) and ended.stage is not Stage.CONNECT
+    if not is_open and (denial := policies.find_denial(_flow(path, ended))):
+        return result._replace(state=PathState.DENIED, detail=denial)
     key = path.source.name, path.destination, path.target, isinstance(ended, Transfer) and ended.stage
     if key in traced:
         return result._replace(suspect=traced[key])
@@ -340,14 +344,9 @@ def _trace_command(path: Path) -> str:
 
 
 def _trace(topology: Topology, result: PathResult, ended: Attempt | None, unseen: list[str]) -> PathResult:
-    path = result.path
-    flow = path.flow
-    if isinstance(ended, Transfer):
-        flow = flow._replace(port=ended.port, target_port=path.target_port or ended.port)
-        if ended.stage is not Stage.CONNECT:
-            flow = _full_size(path, ended)
-    elif isinstance(ended, Exchange):
-        flow = ended.flow
+    path, flow = result.path, _flow(result.path, ended)
+    if isinstance(ended, Transfer) and ended.stage is not Stage.CONNECT:
+        flow = _full_size(path, ended)
     topology.node.forget()
     try:
         trace = tracing.run(topology, flow, tries=1, interval_s=0.3)
@@ -367,6 +366,13 @@ def _trace(topology: Topology, result: PathResult, ended: Attempt | None, unseen
     if suspect.name == "rule" and any(place and place.kind == EXTERNAL for place in (path.source, path.target)):
         suspect = suspect._replace(text=f"{suspect.text}; {_OTHER_UPLINK}")
     return result._replace(suspect=suspect)
+
+
+def _flow(path: Path, ended: Attempt | None) -> Flow:
+    """Returns the flow of a path's packets with the ports that the attempt chose."""
+    if isinstance(ended, Transfer):
+        return path.flow._replace(port=ended.port, target_port=path.target_port or ended.port)
+    return ended.flow if isinstance(ended, Exchange) else path.flow
 
 
 def _full_size(path: Path, ended: Transfer) -> Flow:

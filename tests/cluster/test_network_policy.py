@@ -252,7 +252,7 @@ def test_dropped_packets_are_counted_and_remove_deletes_the_filter(cluster):
 
 
 def test_the_tool_names_the_policy(cluster):
-    """`podwire policy why` and `trace` name the policy that denies; doctor has no finding about what it drops."""
+    """`podwire policy why`, `trace` and `test` name the policy that denies; doctor does not report what it drops."""
     cluster.policy("shop", "from-clients", FROM_CLIENTS)
     wait_listed(cluster, "shop")
     cluster.start("web", "stranger", "other")
@@ -264,6 +264,10 @@ def test_the_tool_names_the_policy(cluster):
     trace = cluster.node.done(cluster.node.tool, "trace", "web/stranger", "shop/db:80").stdout
     assert "network policy from-clients of namespace shop drops it (ingress of shop/db)" in trace
     assert "look: podwire policy why web/stranger shop/db:80" in trace
+    tested = json.loads(cluster.node.done(cluster.node.tool, "test", "web/stranger", "--json").stdout)
+    states = {(path["path"], path["protocol"]): path["state"] for path in tested["paths"] if path["state"] != "ok"}
+    assert states == dict.fromkeys([("pod-to-pod", "tcp"), ("pod-to-pod", "udp")], "denied"), tested
+    assert all(reason.partition(":")[0] in path["detail"] for path in tested["paths"] if path["state"] == "denied")
     doctor = cluster.node.done(cluster.node.tool, "doctor").stdout
     assert "podwire_policy" not in doctor
     assert "\n0 problems" in doctor
