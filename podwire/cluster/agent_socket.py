@@ -29,18 +29,18 @@ class StoreError(CniError):
 
 def get(path: str, page: str) -> Mapping[str, object]:
     """Returns the JSON object of a page; raises CniError(5) without an agent, StoreError, CniError(4)."""
-    return _request(path, page, f"GET {page} HTTP/1.0\r\n\r\n".encode())
+    return _request(path, page, f"GET {page} HTTP/1.0\r\n\r\n".encode(), _LIMIT_S)
 
 
-def post(path: str, action: str, document: Mapping[str, object]) -> Mapping[str, object]:
+def post(path: str, action: str, document: Mapping[str, object], *, limit_s: float = _LIMIT_S) -> Mapping[str, object]:
     """Runs an action of the agent, and returns its answer; raises as `get`, CniError(4) for a refused change."""
     body = json.dumps(document).encode()
     head = f"POST {action} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    return _request(path, action, head.encode() + body)
+    return _request(path, action, head.encode() + body, limit_s)
 
 
-def _request(path: str, page: str, request: bytes) -> Mapping[str, object]:
-    status, body = _split(path, _exchange(path, request))
+def _request(path: str, page: str, request: bytes, limit_s: float) -> Mapping[str, object]:
+    status, body = _split(path, _exchange(path, request, limit_s))
     try:
         document: object = json.loads(body)
     except (ValueError, RecursionError):
@@ -63,12 +63,12 @@ def _request(path: str, page: str, request: bytes) -> Mapping[str, object]:
     raise CniError(Code.IO_FAILURE, f"{path}: unexpected answer with HTTP status {status}", _other(path))
 
 
-def _exchange(path: str, request: bytes) -> bytes:
+def _exchange(path: str, request: bytes, limit_s: float) -> bytes:
     """Sends a request and returns everything until the agent closes the connection."""
     parts: list[bytes] = []
     size = 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
-        connection.settimeout(_LIMIT_S)
+        connection.settimeout(limit_s)
         try:
             connection.connect(path)
             connection.sendall(request)
@@ -78,7 +78,7 @@ def _exchange(path: str, request: bytes) -> bytes:
                 if size > _MAX_BYTES:
                     raise CniError(Code.IO_FAILURE, f"{path}: the answer is too large", _other(path))
         except OSError as error:
-            raise _unreachable(path, error) from error
+            raise _unreachable(path, error, limit_s) from error
     return b"".join(parts)
 
 
@@ -103,11 +103,11 @@ def _is_length(key: bytes) -> bool:
     return key.strip().lower() == b"content-length"
 
 
-def _unreachable(path: str, error: OSError) -> CniError:
+def _unreachable(path: str, error: OSError, limit_s: float) -> CniError:
     if isinstance(error, PermissionError):
         return CniError(Code.INVALID_ENVIRONMENT, f"no permission for podwire-agent's socket {path}", "run it as root")
     if isinstance(error, TimeoutError):
-        msg = f"podwire-agent at {path} does not answer within {_LIMIT_S:.0f} s"
+        msg = f"podwire-agent at {path} does not answer within {limit_s:.0f} s"
         return CniError(Code.IO_FAILURE, msg, "check its log; it may have made the change: run the command again")
     if isinstance(error, FileNotFoundError):
         return CniError(Code.IO_FAILURE, f"podwire-agent's socket {path} does not exist", f"{_RUN}; or set --socket")

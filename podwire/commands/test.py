@@ -39,14 +39,15 @@ _STYLES = {
     PathState.SLOW: "warning",
     PathState.WRONG: "bad",
 }
-_RARE = (PathState.DENIED, PathState.WRONG)  # counted only if there are any
+_FINE = (PathState.OK, PathState.DENIED)
+_RARE = (PathState.DENIED, PathState.WRONG)  # in the summary only if there are any
 _TIMEOUT_S = 1.0
 _TITLE, _WAY = 21, 41  # the widths of columns; IPv6 needs more
 _INDENT = " " * 7  # of what stands below a path
 _DESCRIPTION = """\
 Sends real packets on the paths of pods, from inside their network namespaces, and prints a line for each path: ok,
-lost, slow, or denied by network policies (as podwire-agent says). Below a lost one is the first suspect, found by a
-trace of the same packet (`podwire trace`).
+lost, slow, or denied by network policies, about which it asks podwire-agent. Below a lost one is the first suspect,
+found by a trace of the same packet (`podwire trace`).
 
 The paths of a pod, for IPv4 and IPv6: its gateway, the node, the next pod of its network and one of each other network
 (unless the configuration isolates them), from the node to the pod, the outside, its published ports (from outside, from
@@ -61,7 +62,8 @@ A path has few packets, and they go only to pods, the node, the resolvers, and t
 Nothing is installed in a pod; where no program uses a port there, podwire listens meanwhile. Afterwards the node is as
 before.
 
-Exit status: 0 no packet was lost; 1 at least one was; 4 none was, but not every pod could be tested.
+Exit status: 0 no packet was lost, except those that policies deny; 1 at least one was; 4 none was, but not every pod
+could be tested.
 
 --json: {"complete", "paths": [{"pod", "network", "path", "protocol", "ipVersion", "source", "destination", "port",
 "state", "ms", "detail", "suspect"}], "unseen", "leftOut"}; state is "ok", "lost", "denied", "slow", or "wrong" for a
@@ -81,7 +83,9 @@ def _arguments(parser: ArgumentParser) -> None:
         "--limits", action="store_true", help="also measure whether rate limits hold: up to 64 MiB and 4 s for each"
     )
     parser.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=_TIMEOUT_S, help="for each path (1)")
-    parser.add_argument("--every", metavar="SECONDS", type=_seconds, help="repeat the test; print only what is not ok")
+    parser.add_argument(
+        "--every", metavar="SECONDS", type=_seconds, help="repeat the test; print only what is neither ok nor denied"
+    )
     add_conf_dir(parser)
     add_cache_dir(parser)
     add_json(parser)
@@ -120,7 +124,7 @@ def _round(context: Context, options: Namespace) -> ExitStatus:
         for result in chain(tested, test_limits(topology, pods) if options.limits else ()):
             results.append(result)
             context.progress.clear()
-            if not context.out.as_json and (options.every is None or result.state is not PathState.OK):
+            if not context.out.as_json and (options.every is None or result.state not in _FINE):
                 _print(result, previous, topology, context.out)
                 previous = result
             context.progress.show(f"{plural(len(results), 'path')} tested")

@@ -16,9 +16,10 @@ from kernel import neighbour
 from kernel.netfilter import conntrack_cleanup
 from kernel.packet_tap import PROTOCOLS
 from podwire.node.model import Pod, format_rate
-from podwire.probe import limits, paths, policies
+from podwire.probe import limits, paths
 from podwire.probe.attempt import Attempt, OwnerSearch, run_all
 from podwire.probe.paths import DATAGRAM, DUPLICATE, QUERY, STREAM, Path
+from podwire.probe.policies import PolicyQuestions
 from podwire.probe.transfer import PortInUseError, Stage, Transfer
 from podwire.trace import judge
 from podwire.trace import run as tracing
@@ -89,6 +90,7 @@ def test_pods(
 ) -> Iterator[PathResult]:
     """Yields the results of all paths of pods, in order; adds to `unseen` what could not be observed."""
     traced: dict[object, Suspect | None] = {}
+    questions = PolicyQuestions()
     hops: set[object] = set()  # tested once
     for start in range(0, len(pods), _PODS_IN_PARALLEL):
         desired: list[Path] = []
@@ -106,7 +108,11 @@ def test_pods(
         with _neighbours_restored(desired):
             for result, ended in _test(topology, desired, timeout_s):
                 if result.state is PathState.LOST and result.suspect is None:
-                    yield _with_suspect(topology, result, ended, traced, unseen)
+                    denial = questions.find_denial(_flow(result.path, ended)) if _is_unanswered(ended) else ""
+                    if denial:
+                        yield result._replace(state=PathState.DENIED, detail=denial)
+                    else:
+                        yield _with_suspect(topology, result, ended, traced, unseen)
                 elif result.state is PathState.OK and (stale := tracing.find_stale(topology, result.path.flow)):
                     yield result._replace(state=PathState.LOST, suspect=stale, detail="for some clients")
                 else:
@@ -318,14 +324,11 @@ def _with_suspect(
     traced: dict[object, Suspect | None],
     unseen: list[str],
 ) -> PathResult:
-    """Traces the packet of a path that lost one, unless policies deny it; TCP and UDP of two addresses are traced once.
+    """Traces the packet of a path that lost one; TCP and UDP between two addresses are traced once.
 
     `traced` are the suspects so far. After some traces, which take a second each, the others are left to the user.
     """
     path = result.path
-    is_open = isinstance(ended, Transfer) and ended.stage is not Stage.CONNECT
-    if not is_open and (denial := policies.find_denial(_flow(path, ended))):
-        return result._replace(state=PathState.DENIED, detail=denial)
     key = path.source.name, path.destination, path.target, isinstance(ended, Transfer) and ended.stage
     if key in traced:
         return result._replace(suspect=traced[key])
@@ -366,6 +369,13 @@ def _trace(topology: Topology, result: PathResult, ended: Attempt | None, unseen
     if suspect.name == "rule" and any(place and place.kind == EXTERNAL for place in (path.source, path.target)):
         suspect = suspect._replace(text=f"{suspect.text}; {_OTHER_UPLINK}")
     return result._replace(suspect=suspect)
+
+
+def _is_unanswered(ended: Attempt | None) -> bool:
+    """Returns whether packets of a new connection were sent, and nothing came back."""
+    if isinstance(ended, Transfer):
+        return ended.stage is Stage.CONNECT and not ended.error
+    return isinstance(ended, Exchange) and not ended.seen.send_error
 
 
 def _flow(path: Path, ended: Attempt | None) -> Flow:
