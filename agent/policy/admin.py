@@ -12,13 +12,14 @@ One rule: only the main thread uses the selection. A thread of the HTTP server p
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from ipaddress import ip_address
 from typing import NamedTuple
 
 from agent.http_server import Answer, Page, Pages
-from agent.policy.evaluator import ClusterState, Decision, PodConnection, decide_direction
+from agent.policy.evaluator import ClusterState, PodConnection, decide_direction
 from agent.policy.filter_table import FilterTable
 from agent.policy.objects import EGRESS, INGRESS, LAST_PORT, Policy
 from agent.policy.selection import PolicySelection
@@ -48,15 +49,6 @@ class FilterState(NamedTuple):
     table: FilterTable
     drops: Mapping[str, int]
     problem: str
-
-    def drops_of(self, policy: Policy) -> int:
-        """Returns the number of packets that the chains of a policy, which others may share, have dropped."""
-        subjects = {name: chain.subject for name, chain in self.table.chains.items()}
-        return sum(
-            self.drops.get(name, 0)
-            for name, subject in subjects.items()
-            if subject.namespace == policy.namespace and policy.name in subject.policies
-        )
 
 
 class PolicyAdmin:
@@ -112,6 +104,10 @@ class PolicyAdmin:
     def _list(self) -> Document:
         state, pods = self._state(), list(self._selection.local.values())
         policies = [each for of_namespace in self._selection.policies.values() for each in of_namespace.values()]
+        drops = Counter[tuple[str, str]]()
+        for name, chain in state.table.chains.items():
+            for policy_name in chain.subject.policies:
+                drops[chain.subject.namespace, policy_name] += state.drops.get(name, 0)
         return {
             "policies": [
                 {
@@ -119,7 +115,7 @@ class PolicyAdmin:
                     "name": policy.name,
                     "directions": _directions(policy),
                     "pods": len({pod.name for pod in pods if pod.policies.get(policy.name) is policy}),
-                    "droppedPackets": state.drops_of(policy),
+                    "droppedPackets": drops[policy.namespace, policy.name],
                 }
                 for policy in sorted(policies, key=lambda policy: (policy.namespace, policy.name))
             ],
@@ -146,7 +142,7 @@ class PolicyAdmin:
         return {"connections": connections, "problem": self._state().problem}
 
     def _addresses(self, text: str) -> list[Address]:
-        """Returns the address in a text, or the addresses of the pod that it node_names; raises Unanswerable."""
+        """Returns the address in a text, or the addresses of the pod that it names; raises Unanswerable."""
         namespace, is_pod, name = text.partition("/")
         if not is_pod:
             try:
@@ -193,13 +189,7 @@ class PolicyAdmin:
             cause = f"the agent has no object of pod {unknown.name} yet, and its namespace {unknown.namespace}"
             return False, f"{cause} has policies: the pod is isolated until the object arrives"
         decision = decide_direction(cluster, connection, direction)
-        return decision.allowed, _reason(decision, address, direction)
-
-
-def _reason(decision: Decision, address: Address, direction: str) -> str:
-    if decision.pod or decision.exemption:
-        return decision.describe()
-    return f"{format_ip(address)} is not the address of a pod that policies can select ({direction})"
+        return decision.allowed, decision.describe()
 
 
 def _parse(body: bytes) -> tuple[str, str, str, int]:

@@ -69,7 +69,10 @@ class Decision(NamedTuple):
         if self.exemption:
             return self.exemption
         if not self.policies:
-            return f"no policy isolates {self.pod or 'an end of it'} ({self.direction})"
+            if self.pod:
+                return f"no policy isolates {self.pod} ({self.direction})"
+            address = self.connection.source if self.direction == EGRESS else self.connection.destination
+            return f"{format_ip(address)} is not the address of a pod that policies can select ({self.direction})"
         if self.policy is not None:
             where = f"{self.direction}, rule {self.rule + 1}"
             return f"policy {self.policy.name} of namespace {self.policy.namespace} allows it ({where})"
@@ -83,16 +86,6 @@ class Decision(NamedTuple):
             f"{subject} of namespace {self.policies[0].namespace} {verb} it ({self.direction}): "
             f"no policy allows {self.connection} {preposition} {self.peer}"
         )
-
-
-def decide(cluster: ClusterState, connection: PodConnection) -> Decision:
-    """Returns whether both ends allow a connection: the decision of one end.
-
-    That is the end that denies it, else the one that policies isolate, else one with an exemption, else one that is a
-    pod; the source if both ends are alike.
-    """
-    ends = [decide_direction(cluster, connection, direction) for direction in (EGRESS, INGRESS)]
-    return max(ends, key=lambda end: (not end.allowed, bool(end.policies), bool(end.exemption), bool(end.pod)))
 
 
 def decide_direction(cluster: ClusterState, connection: PodConnection, direction: str) -> Decision:

@@ -47,6 +47,7 @@ class NamedPort(NamedTuple):
 class ClusterPod(NamedTuple):
     """A pod. If two pods have the same address, it belongs to the pod with the higher `precedence`.
 
+    `can_have_policies` is False on the host's network, and for a finished pod: policies apply to neither.
     `precedence` is the time of creation in seconds, 0 while the pod is terminating. `ports` are the named ports of its
     containers and sidecars.
     """
@@ -57,15 +58,9 @@ class ClusterPod(NamedTuple):
     labels: Mapping[str, str]
     addresses: tuple[Address, ...] = ()
     node: str = ""
-    host_network: bool = False
-    is_finished: bool = False
+    can_have_policies: bool = True
     ports: tuple[NamedPort, ...] = ()
     precedence: int = 0
-
-    @property
-    def can_have_policies(self) -> bool:
-        """Whether policies apply to the pod: neither to one on the host's network nor to a finished one."""
-        return not (self.host_network or self.is_finished)
 
 
 class Namespace(NamedTuple):
@@ -87,19 +82,12 @@ class PodPeer(NamedTuple):
     namespaces: Selector | None
     pods: Selector
 
-    def __str__(self) -> str:
-        where = f"namespace {self.namespace}" if self.namespaces is None else f"namespaces {self.namespaces}"
-        return f"pods {self.pods} of {where}"
-
 
 class IpBlock(NamedTuple):
     """The addresses of a network, except those in `excepts`."""
 
     network: Network
     excepts: tuple[Network, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.network}" + (f" except {', '.join(map(str, self.excepts))}" if self.excepts else "")
 
 
 Peer = PodPeer | IpBlock
@@ -163,8 +151,7 @@ def parse_pod(document: Document) -> ClusterPod:
         _labels(metadata, at),
         _pod_addresses(status, at),
         intern(node),
-        spec.get("hostNetwork") is True,
-        status.get("phase") in _FINISHED,
+        spec.get("hostNetwork") is not True and status.get("phase") not in _FINISHED,
         _named_ports(spec),
         0 if metadata.get("deletionTimestamp") else _parse_time(metadata.get("creationTimestamp")),
     )

@@ -173,7 +173,7 @@ class PolicySelection:
         """
         pods = []
         for local in self._local_by_name.get(name, ()):
-            known = local.pod or ClusterPod(local.namespace, local.name, local.uid, {}, is_finished=True)
+            known = local.pod or ClusterPod(local.namespace, local.name, local.uid, {}, can_have_policies=False)
             pods.append(known._replace(addresses=local.addresses, precedence=_RECORD_PRECEDENCE))
         pod = self._pods.get(name[0], {}).get(name[1])
         if pod is None or not pod.can_have_policies or pod.uid in self._detached:

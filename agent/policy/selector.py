@@ -24,17 +24,6 @@ class Requirement(NamedTuple):
     operator: str
     values: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        match self.operator:
-            case "In" if len(self.values) == 1:
-                return f"{self.key}={self.values[0]}"
-            case "Exists":
-                return self.key
-            case "DoesNotExist":
-                return f"!{self.key}"
-            case operator:
-                return f"{self.key} {operator.lower()} ({','.join(self.values)})"
-
 
 class Selector(NamedTuple):
     """Selects the objects that meet all requirements; without any it selects all objects."""
@@ -65,10 +54,6 @@ class Selector(NamedTuple):
             shortest = min(in_requirements, key=lambda each: len(each.values))
             return tuple((shortest.key, value) for value in shortest.values)
         return next((((each.key, None),) for each in self.requirements if each.operator == EXISTS), (("", None),))
-
-    def __str__(self) -> str:
-        """Returns the selector as kubectl writes it: "app=web,tier in (a,b)"; "all" without requirements."""
-        return ",".join(map(str, self.requirements)) or "all"
 
 
 def parse_selector(document: object, at: str) -> Selector:

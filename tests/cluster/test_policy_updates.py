@@ -9,13 +9,13 @@ from ipaddress import ip_address
 
 import pytest
 
-from agent.policy.evaluator import ClusterState, PodConnection, decide
+from agent.policy.evaluator import ClusterState, PodConnection
 from agent.policy.objects import parse_namespace, parse_pod, parse_policy
 from tests.cluster.test_network_policy import DENY, Cluster, cluster  # noqa: F401 - a fixture
 from tests.support.kubernetes_store import NAMESPACES, PODS, POLICIES
 from tests.support.machine import eventually
 from tests.support.policy_flood import Flood
-from tests.support.policy_world import pods_by_address
+from tests.support.policy_world import decide, pods_by_address
 from tests.support.sockets import open_socket
 
 pytestmark = pytest.mark.timeout(1000)

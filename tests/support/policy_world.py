@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import Any
 
-from agent.policy.evaluator import ClusterState, PodConnection, decide_direction
+from agent.policy.evaluator import ClusterState, Decision, PodConnection, decide_direction
 from agent.policy.filter_table import EMPTY
 from agent.policy.objects import EGRESS, INGRESS, parse_namespace, parse_pod, parse_policy
 from agent.policy.plan import FilterPlan
@@ -54,6 +54,16 @@ def parsed(documents: Sequence[Document]) -> ClusterState:
         [parse_policy(policy) for policy in of_kind(documents, "NetworkPolicy")],
         NODES,
     )
+
+
+def decide(cluster: ClusterState, connection: PodConnection) -> Decision:
+    """Returns whether both ends allow a connection: the decision of one end.
+
+    That is the end that denies it, else the one that policies isolate, else one with an exemption, else one that is a
+    pod; the source if both ends are alike.
+    """
+    ends = [decide_direction(cluster, connection, direction) for direction in (EGRESS, INGRESS)]
+    return max(ends, key=lambda end: (not end.allowed, bool(end.policies), bool(end.exemption), bool(end.pod)))
 
 
 def pods_by_address(pods):

@@ -4,9 +4,9 @@ from ipaddress import ip_address
 
 import pytest
 
-from agent.policy.evaluator import ClusterState, PodConnection, decide
+from agent.policy.evaluator import ClusterState, PodConnection
 from agent.policy.objects import ClusterPod, parse_policy
-from tests.support.policy_world import pods_by_address
+from tests.support.policy_world import decide, pods_by_address
 
 NODES = {"n1": frozenset({ip_address("192.0.2.1")})}
 PODS = [
@@ -40,7 +40,7 @@ FROM_WEB = {"ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "web"}
         ([{**DENY_EGRESS, "egress": [{}]}], WEB, OTHER, "policy p0 of namespace shop allows it (egress, rule 1)"),
         ([], WEB, DB, "no policy isolates web (egress)"),
         ([], FAR, WEB, "no policy isolates web (ingress)"),
-        ([], FAR, FAR, "no policy isolates an end of it (egress)"),
+        ([], FAR, FAR, f"{FAR} is not the address of a pod that policies can select (egress)"),
         ([DENY], NODE, WEB, "a pod always reaches its node, and its node the pod"),
         ([DENY], WEB, WEB, "a pod always reaches itself"),
     ],

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from agent.policy.evaluator import PodConnection, decide, decide_direction
+from agent.policy.evaluator import PodConnection, decide_direction
 from agent.policy.objects import EGRESS, INGRESS
 from tests.support.policy_oracle import Connection, Document, is_allowed
-from tests.support.policy_world import World, accepts, node_documents, parsed
+from tests.support.policy_world import World, accepts, decide, node_documents, parsed
 
 EVERYTHING: Document = {}
 FRONT: Document = {"matchLabels": {"app": "front"}}
