@@ -8,6 +8,7 @@ One rule: a request that changes something (POST) is accepted only on a Unix soc
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
@@ -19,35 +20,50 @@ from typing import NamedTuple
 
 from cni.errors import CniError, Code
 
+OK, BAD_REQUEST, CONFLICT, UNAVAILABLE = 200, 400, 409, 503
 _CLIENT_LIMIT_S = 10.0
 _MAX_CLIENTS = 32
 _MAX_BODY_BYTES = 1 << 20  # a space with thousands of pools has less
 _TEXT, _METRICS = "text/plain; charset=utf-8", "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Page(NamedTuple):
-    """An answer: its status, 200 or 503, its text and its content type."""
-
-    ok: bool
-    body: bytes
-    kind: str = _TEXT
-
-
 class Answer(NamedTuple):
-    """An answer to a POST: its status, its text and its content type."""
+    """An answer: its HTTP status, its text and its content type."""
 
     status: int
     body: bytes
     kind: str = _TEXT
 
 
-Pages = dict[str, Callable[[], Page]]
+class Refusal(Exception):  # noqa: N818 - an answer, not a fault of the agent
+    """A request was refused or failed: `msg` is the cause, `details` the fix, `status` the HTTP status."""
+
+    def __init__(self, msg: str, details: str = "", status: int = CONFLICT) -> None:
+        super().__init__(msg)
+        self.msg, self.details, self.status = msg, details, status
+
+    def answer(self) -> Answer:
+        """Returns the refusal as an answer."""
+        return json_answer({"msg": self.msg, "details": self.details}, self.status)
+
+
+Pages = dict[str, Callable[[], Answer]]
 Actions = Mapping[str, Callable[[bytes], Answer]]
 
 
-def metrics_page(text: bytes) -> Page:
+def json_answer(document: Mapping[str, object], status: int = OK) -> Answer:
+    """Returns an answer with a JSON object."""
+    return Answer(status, json.dumps(document).encode() + b"\n", "application/json")
+
+
+def text_answer(text: str, *, ok: bool) -> Answer:
+    """Returns a page of text, which fails unless it is `ok`."""
+    return Answer(OK if ok else UNAVAILABLE, text.encode())
+
+
+def metrics_answer(text: bytes) -> Answer:
     """Returns the page of metrics."""
-    return Page(True, text, _METRICS)
+    return Answer(OK, text, _METRICS)
 
 
 def start(address: str, pages: Pages, actions: Actions | None = None) -> ThreadingHTTPServer:
@@ -111,8 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         if page is None:
             self._send(Answer(404, b"the pages are /healthz, /readyz and /metrics\n"))
         else:
-            ok, body, kind = page()
-            self._send(Answer(200 if ok else 503, body, kind))
+            self._send(page())
 
     def do_POST(self) -> None:
         actions = self.get_actions()

@@ -7,7 +7,7 @@ from itertools import chain
 
 from agent.cluster import Cluster
 from agent.events import EventRecorder
-from agent.http_server import Page, Pages, metrics_page
+from agent.http_server import Answer, Pages, metrics_answer, text_answer
 from agent.log import Log
 from agent.metrics import Metrics
 from agent.networks_source import NetworksSource
@@ -119,16 +119,17 @@ class AgentStatus:
         """Returns the pages of the HTTP server."""
         return {"/healthz": self._health, "/readyz": self._ready, "/metrics": self._metrics_page}
 
-    def _health(self) -> Page:
+    def _health(self) -> Answer:
         problem = ""
         if now() - self._beat_s >= _BEAT_MAX_S:
             problem = "the main thread has not run for two minutes"
         elif self._loop.failures or not self.is_watching():
             problem = "a part of the agent has ended after an internal error, which the log shows"
-        return Page(not problem, f"{problem or 'ok'}\n".encode())
+        return text_answer(f"{problem or 'ok'}\n", ok=not problem)
 
-    def _ready(self) -> Page:
-        return Page(self._readiness.is_ready, "".join(f"{line}\n" for line in self._readiness.describe()).encode())
+    def _ready(self) -> Answer:
+        lines = (f"{line}\n" for line in self._readiness.describe())
+        return text_answer("".join(lines), ok=self._readiness.is_ready)
 
-    def _metrics_page(self) -> Page:
-        return metrics_page(self._metrics.render())
+    def _metrics_page(self) -> Answer:
+        return metrics_answer(self._metrics.render())

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from ipaddress import ip_address
 from typing import NamedTuple
 
-from agent.http_server import Answer, Page, Pages
+from agent.http_server import BAD_REQUEST, UNAVAILABLE, Answer, Pages, Refusal, json_answer
 from agent.policy.evaluator import ClusterState, PodConnection, decide_direction
 from agent.policy.filter_table import FilterTable
 from agent.policy.objects import EGRESS, INGRESS, LAST_PORT, Policy
@@ -28,19 +28,10 @@ from kernel.address import list_elsewhere
 from kernel.errors import KernelError
 from kernel.rtnl import Socket
 
-_JSON = "application/json"
 _LIMIT_S = 8.0  # below the HTTP server's limit; the main thread may be reading the whole packet filter
 _PROTOCOLS = ("tcp", "udp", "sctp", "icmp")
 
 Document = dict[str, object]
-
-
-class Unanswerable(Exception):  # noqa: N818 - an answer, not an error of the agent
-    """A question without an answer: `msg` is the cause, `details` the fix, `status` the HTTP status."""
-
-    def __init__(self, msg: str, details: str = "", status: int = 409) -> None:
-        super().__init__(msg)
-        self.msg, self.details, self.status = msg, details, status
 
 
 class FilterState(NamedTuple):
@@ -64,24 +55,20 @@ class PolicyAdmin:
 
     def pages(self) -> Pages:
         """Returns the pages, by path."""
-        return {"/policy": self._page}
+        return {"/policy": lambda: self._answer(self._list)}
 
     def actions(self) -> dict[str, Callable[[bytes], Answer]]:
         """Returns the actions, by path."""
         return {"/policy/why": lambda body: self._answer(lambda: self._explain(*_parse(body)))}
 
-    def _page(self) -> Page:
-        answer = self._answer(self._list)
-        return Page(answer.status == 200, answer.body, _JSON)
-
     def _answer(self, question: Callable[[], Document]) -> Answer:
         try:
-            return Answer(200, _encode(self._ask(question)), _JSON)
-        except Unanswerable as error:
-            return Answer(error.status, _encode({"msg": error.msg, "details": error.details}), _JSON)
+            return json_answer(self._ask(question))
+        except Refusal as error:
+            return error.answer()
 
     def _ask(self, question: Callable[[], Document]) -> Document:
-        """Answers a question in the main thread; raises Unanswerable."""
+        """Answers a question in the main thread; raises Refusal."""
         answer: Future[Document] = Future()
 
         def run() -> None:
@@ -89,7 +76,7 @@ class PolicyAdmin:
                 answer.set_result(question())
             except Exception as error:
                 answer.set_exception(error)
-                if not isinstance(error, Unanswerable):
+                if not isinstance(error, Refusal):
                     raise  # the loop logs it
 
         self._call_in_main(run)
@@ -97,7 +84,7 @@ class PolicyAdmin:
             return answer.result(_LIMIT_S)
         except TimeoutError:
             msg = f"podwire-agent has been busy for {_LIMIT_S:.0f} s"
-            raise Unanswerable(msg, "run the command again; the agent's log shows its work", 503) from None
+            raise Refusal(msg, "run the command again; the agent's log shows its work", UNAVAILABLE) from None
 
     # ---- in the main thread
 
@@ -136,27 +123,27 @@ class PolicyAdmin:
         sources, destinations = self._addresses(source), self._addresses(destination)
         pairs = [(one, other) for one in sources for other in destinations if one.version == other.version]
         if not pairs:
-            raise Unanswerable(f"{source} and {destination} have no addresses of one IP version", "use addresses")
+            raise Refusal(f"{source} and {destination} have no addresses of one IP version", "use addresses")
         cluster = self._cluster({address for pair in pairs for address in pair})
         connections = [self._decide(cluster, PodConnection(*pair, protocol, port)) for pair in pairs]
         return {"connections": connections, "problem": self._state().problem}
 
     def _addresses(self, text: str) -> list[Address]:
-        """Returns the address in a text, or the addresses of the pod that it names; raises Unanswerable."""
+        """Returns the address in a text, or the addresses of the pod that it names; raises Refusal."""
         namespace, is_pod, name = text.partition("/")
         if not is_pod:
             try:
                 return [parse_ip(text)]
             except ValueError:
-                raise Unanswerable(f'"{text}" is neither a pod (NAMESPACE/NAME) nor an address', "", 400) from None
+                raise Refusal(
+                    f'"{text}" is neither a pod (NAMESPACE/NAME) nor an address', status=BAD_REQUEST
+                ) from None
         pod = self._selection.find_pod(namespace, name)
         if pod is None:
             details = f"kubectl --namespace {namespace} get pod {name}"
-            raise Unanswerable(f"the agent knows no pod {name} of namespace {namespace}", details, 404)
+            raise Refusal(f"the agent knows no pod {name} of namespace {namespace}", details, 404)
         if not pod.addresses:
-            raise Unanswerable(
-                f"pod {name} of namespace {namespace} has no address", "it has not started yet, or has ended"
-            )
+            raise Refusal(f"pod {name} of namespace {namespace} has no address", "it has not started yet, or has ended")
         return list(pod.addresses)
 
     def _cluster(self, ends: set[Address]) -> ClusterState:
@@ -193,7 +180,7 @@ class PolicyAdmin:
 
 
 def _parse(body: bytes) -> tuple[str, str, str, int]:
-    """Parses a question: returns source, destination, protocol and port; raises Unanswerable."""
+    """Parses a question: returns source, destination, protocol and port; raises Refusal."""
     try:
         question: object = json.loads(body)
     except (ValueError, RecursionError):
@@ -204,7 +191,7 @@ def _parse(body: bytes) -> tuple[str, str, str, int]:
     first = 0 if protocol == "icmp" else 1
     is_valid = protocol in _PROTOCOLS and isinstance(port, int) and first <= port <= LAST_PORT
     if not (isinstance(source, str) and isinstance(destination, str) and isinstance(port, int) and is_valid):
-        raise Unanswerable("the question has no valid source, destination, protocol or port", "", 400)
+        raise Refusal("the question has no valid source, destination, protocol or port", status=BAD_REQUEST)
     return source, destination, str(protocol), port
 
 
@@ -219,7 +206,3 @@ def _node_addresses() -> frozenset[Address]:
             return frozenset(ip_address(each.packed) for each in list_elsewhere(socket, None))
     except KernelError:
         return frozenset()
-
-
-def _encode(document: Document) -> bytes:
-    return json.dumps(document).encode() + b"\n"

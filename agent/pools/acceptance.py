@@ -14,8 +14,9 @@ import threading
 from collections.abc import Callable
 
 from agent.api_errors import ApiError
+from agent.http_server import Refusal
 from agent.pools import admin_changes, space_object
-from agent.pools.admin_changes import Refusal, StoreLost
+from agent.pools.admin_changes import StoreLost
 from agent.pools.block_protocol import SwapOutcome
 from agent.pools.kubernetes_store import KubernetesStore
 from agent.pools.node_report import LocalReport

@@ -11,14 +11,12 @@ An error is {"msg", "details"}. The server accepts POST only on its Unix socket,
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping
 
 from agent.api_errors import ApiError
-from agent.http_server import Answer, Page, Pages
+from agent.http_server import BAD_REQUEST, UNAVAILABLE, Answer, Pages, Refusal, json_answer
 from agent.pools import admin_changes, cluster_check
-from agent.pools.admin_changes import Refusal
 from agent.pools.block_protocol import Evidence
 from agent.pools.cluster_view import digest_of_space, format_cluster, read_cluster
 from agent.pools.documents import Document, decode, is_node
@@ -26,7 +24,6 @@ from agent.pools.node_report import LocalReport, format_report
 from agent.pools.space import format_space
 from agent.pools.store import Store
 
-_JSON = "application/json"
 _STATEMENTS = {"powered-off": Evidence.POWERED_OFF}
 _CAUSE_HINT = "the cause is on the agent's page /readyz and in its log"
 
@@ -54,7 +51,7 @@ class Admin:
         }
         return {path: self._action(act) for path, act in actions.items()}
 
-    def _node_page(self) -> Page:
+    def _node_page(self) -> Answer:
         document: dict[str, object] = {"space": None, "current": "", "problem": ""}
         try:
             space = admin_changes.read_space(self._store).value
@@ -64,9 +61,9 @@ class Admin:
             document["problem"] = f"the store does not answer: {error}"
         except Refusal as error:
             document["problem"] = error.msg
-        return Page(True, _encode({**document, "node": format_report(self._report())}), _JSON)
+        return json_answer({**document, "node": format_report(self._report())})
 
-    def _cluster_page(self) -> Page:
+    def _cluster_page(self) -> Answer:
         try:
             cluster = read_cluster(self._store)
             findings = cluster_check.find_faults(cluster)
@@ -74,23 +71,22 @@ class Admin:
                 cluster = read_cluster(self._store)
                 findings = [finding for finding in cluster_check.find_faults(cluster) if finding in findings]
         except ApiError as error:
-            return Page(False, _error(f"the store does not answer: {error}", _CAUSE_HINT), _JSON)
-        document = {**format_cluster(cluster), "findings": [finding.to_json() for finding in findings]}
-        return Page(True, _encode(document), _JSON)
+            return Refusal(f"the store does not answer: {error}", _CAUSE_HINT, UNAVAILABLE).answer()
+        return json_answer({**format_cluster(cluster), "findings": [finding.to_json() for finding in findings]})
 
     def _replace_pools(self, request: Document) -> Mapping[str, object]:
         current, dry_run = request.get("current", ""), request.get("dryRun", False)
         if not isinstance(current, str) or not isinstance(dry_run, bool):
-            raise Refusal('"current" is not a text, or "dryRun" is neither true nor false', "", 400)
+            raise Refusal('"current" is not a text, or "dryRun" is neither true nor false', status=BAD_REQUEST)
         change = admin_changes.replace_pools(self._store, self._report(), request, current=current, dry_run=dry_run)
         return change.to_json()
 
     def _reclaim(self, request: Document) -> Mapping[str, object]:
         node, record, statement = (request.get(key) for key in ("node", "record", "statement"))
         if not isinstance(node, str) or not is_node(node) or not isinstance(record, str):
-            raise Refusal('"node" is not a node ID, or "record" is not a text', "", 400)
+            raise Refusal('"node" is not a node ID, or "record" is not a text', status=BAD_REQUEST)
         if not isinstance(statement, str) or statement not in _STATEMENTS:
-            raise Refusal('"statement" is not "powered-off"', "", 400)
+            raise Refusal('"statement" is not "powered-off"', status=BAD_REQUEST)
         evidence = _STATEMENTS[statement]
         reclaimed = admin_changes.reclaim_node(self._store, self._report(), node, record, evidence)
         return {"freed": list(map(str, reclaimed.blocks)), "problem": reclaimed.problem}
@@ -98,7 +94,7 @@ class Admin:
     def _recover(self, request: Document) -> Mapping[str, object]:
         joined = request.get("joined", [])
         if not isinstance(joined, list) or not all(isinstance(node, str) for node in joined):
-            raise Refusal('"joined" is not a list of texts', "", 400)
+            raise Refusal('"joined" is not a list of texts', status=BAD_REQUEST)
         return {"epoch": admin_changes.recover_store(self._store, self._report(), joined)}
 
     def _action(self, act: Callable[[Document], Mapping[str, object]]) -> Callable[[bytes], Answer]:
@@ -108,24 +104,16 @@ class Admin:
             try:
                 request = decode(body)
             except ValueError as error:
-                return Answer(400, _error(f"the request is refused: {error}"), _JSON)
+                return Refusal(f"the request is refused: {error}", status=BAD_REQUEST).answer()
             try:
                 with self._action_lock:
-                    return Answer(200, _encode(act(request)), _JSON)
+                    return json_answer(act(request))
             except Refusal as error:
-                return Answer(error.status, _error(error.msg, error.details), _JSON)
+                return error.answer()
             except ValueError as error:  # of a space that is not valid
-                return Answer(409, _error(str(error), "correct the object, or restore a backup of the store"), _JSON)
+                return Refusal(str(error), "correct the object, or restore a backup of the store").answer()
             except ApiError as error:
-                text = f"the store does not answer: {error}"
-                return Answer(503, _error(text, f"run the command again when the store answers; {_CAUSE_HINT}"), _JSON)
+                hint = f"run the command again when the store answers; {_CAUSE_HINT}"
+                return Refusal(f"the store does not answer: {error}", hint, UNAVAILABLE).answer()
 
         return run
-
-
-def _error(msg: str, details: str = "") -> bytes:
-    return _encode({"msg": msg, "details": details})
-
-
-def _encode(document: Mapping[str, object]) -> bytes:
-    return json.dumps(document).encode() + b"\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from agent.http_server import BAD_REQUEST, Refusal
 from agent.pools import block_protocol, reclaim, space_change
 from agent.pools.block_protocol import Evidence, NodeRecord, SwapOutcome
 from agent.pools.cluster_view import FENCED, digest_of_record, digest_of_space, record_state
@@ -17,14 +18,6 @@ from agent.pools.node_report import LocalReport
 from agent.pools.reclaim import Reclaimed, SuspectedNode, free_blocks, read_suspect
 from agent.pools.space import Space, format_space, parse_space
 from agent.pools.store import NodeEntry, Store, Stored, SwapReply
-
-
-class Refusal(Exception):  # noqa: N818 - an answer, not a fault of the agent
-    """A change was refused or failed: `msg` is the cause, `details` the fix, `status` the HTTP status."""
-
-    def __init__(self, msg: str, details: str = "", status: int = 409) -> None:
-        super().__init__(msg)
-        self.msg, self.details, self.status = msg, details, status
 
 
 class StoreLost(Refusal):
@@ -85,7 +78,7 @@ def check_pools(store: Store, report: LocalReport, document: Mapping[str, object
         else:
             space_change.check(before, after, claimed)
     except ValueError as error:
-        raise Refusal(f"the pools are refused: {error}", "nothing was changed; correct the file", 400) from None
+        raise Refusal(f"the pools are refused: {error}", "nothing was changed; correct the file", BAD_REQUEST) from None
     if before is None:
         _refuse_lost_store(store, report)
     return after

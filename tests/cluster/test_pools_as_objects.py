@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from agent.api_errors import Invalid
+from agent.http_server import Refusal
 from agent.pools import admin_changes
 from agent.pools.acceptance import Acceptance
-from agent.pools.admin_changes import Refusal
 from agent.pools.block_protocol import BlockRecord, NodeRecord, SwapOutcome, Token
 from agent.pools.cluster_view import digest_of_space
 from agent.pools.kubernetes_store import kubernetes_store

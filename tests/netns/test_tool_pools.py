@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent import http_server
-from agent.http_server import Page
+from agent.http_server import Answer
 from tests.support import libcni
 from tests.support.admin_world import DEFAULT, ONE, SINCE, THREE, TWO, healthy, local_block
 from tests.support.attaching import Network, address
@@ -271,7 +271,7 @@ def test_user_without_permission(tool):
 def test_agent_without_pools(tool):
     """An agent without pools, as an older one, is reported as such."""
     os.unlink(tool.socket)
-    server = http_server.start(tool.socket, {"/readyz": lambda: Page(True, b"ok")})
+    server = http_server.start(tool.socket, {"/readyz": lambda: Answer(200, b"ok")})
     try:
         assert "has no pools" in tool.text("pools", status=3)
     finally:

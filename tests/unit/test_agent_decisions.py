@@ -161,7 +161,7 @@ def test_an_address_of_two_nodes_is_a_note_on_readyz(setup, capsys):
     setup.loop.run_later()
     page = setup.agent.status.pages()["/readyz"]()
     text = "nodes node-2, node-3 have the same InternalIP 192.0.2.9"
-    assert page.ok
+    assert page.status == 200
     assert f"[+]routes ok\n   note: {text}" in page.body.decode()
     setup.agent.handle(Changed(node(4)))
     setup.loop.run_later()

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from agent import http_server
-from agent.http_server import Answer, Page
+from agent.http_server import Answer, text_answer
 from cni.errors import CniError
 from tests.support.machine import eventually
 
-PAGES = {"/ok": lambda: Page(True, b"fine\n"), "/bad": lambda: Page(False, b"broken\n")}
+PAGES = {"/ok": lambda: text_answer("fine\n", ok=True), "/bad": lambda: text_answer("broken\n", ok=False)}
 ACTIONS = {"/act": lambda body: Answer(409, b"seen: " + body)}
 
 

@@ -20,7 +20,7 @@ def world() -> World:
 def get(world, path):
     """Returns the status and the document of a page."""
     page = world.admin.pages()[path]()
-    return (200 if page.ok else 503), json.loads(page.body)
+    return page.status, json.loads(page.body)
 
 
 def post(world, action, **document):
