@@ -105,39 +105,27 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
 
 def add_commands(commands: _SubParsersAction[ArgumentParser]) -> None:
     """Adds the commands to those of `podwire ipam`."""
-    pools = add_command(
-        commands, "pools", "the pools of the cluster, and how full they are", _POOLS, _pools, EXAMPLES["pools"]
-    )
+    pools = add_command(commands, "pools", "the pools of the cluster, and how full they are", _POOLS, _pools, EXAMPLES)
     pools.add_argument("--set", metavar="FILE", default="", help="create or replace the pools by those of FILE (JSON)")
     _add_yes(pools)
     blocks = add_command(
-        commands, "blocks", "which node has which block of a pool", _BLOCKS, ipam_cluster.blocks, EXAMPLES["blocks"]
+        commands, "blocks", "which node has which block of a pool", _BLOCKS, ipam_cluster.blocks, EXAMPLES
     )
     blocks.add_argument("--node", metavar="NODE", default="", help="only those of this node (name or ID)")
     blocks.add_argument("--pool", metavar="POOL", default="", help="only those of this pool")
-    who = add_command(commands, "who", "which node and pod have an address", _WHO, ipam_cluster.who, EXAMPLES["who"])
+    who = add_command(commands, "who", "which node and pod have an address", _WHO, ipam_cluster.who, EXAMPLES)
     who.add_argument("address", metavar="ADDRESS", help="an address of a pool")
     add_places(who)
-    why = add_command(commands, "why", "why a node has no addresses", _WHY, ipam_cluster.explain, EXAMPLES["why"])
+    why = add_command(commands, "why", "why a node has no addresses", _WHY, ipam_cluster.explain, EXAMPLES)
     why.add_argument("node", metavar="NODE", nargs="?", default="", help="name or ID (default: this node)")
     reclaim = add_command(
-        commands,
-        "reclaim",
-        "free the blocks of a machine that is off",
-        _RECLAIM,
-        ipam_changes.reclaim,
-        EXAMPLES["reclaim"],
+        commands, "reclaim", "free the blocks of a machine that is off", _RECLAIM, ipam_changes.reclaim, EXAMPLES
     )
     reclaim.add_argument("--node", metavar="NODE", required=True, help="name or ID")
     reclaim.add_argument("--powered-off", action="store_true", help="state that the machine is off, and do it")
     reclaim.add_argument("--record", metavar="RECORD", help="confirm the statement for this record, without a question")
     recover = add_command(
-        commands,
-        "recover",
-        "begin a new epoch after a restore of the store",
-        _RECOVER,
-        ipam_changes.recover,
-        EXAMPLES["recover"],
+        commands, "recover", "begin a new epoch after a restore of the store", _RECOVER, ipam_changes.recover, EXAMPLES
     )
     recover.add_argument(
         "--joined", metavar="ID", nargs="+", action="extend", default=[], help="nodes that joined after the backup"

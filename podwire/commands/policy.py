@@ -146,10 +146,8 @@ def _is_address(text: str) -> bool:
 def _arguments(parser: ArgumentParser) -> None:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     parser.set_defaults(subcommand=None)
-    add_command(
-        commands, "list", "the policies, and the pods of this node that they select", _LIST, _list, _EXAMPLES["list"]
-    )
-    why = add_command(commands, "why", "whether the policies allow a connection, and why", _WHY, _why, _EXAMPLES["why"])
+    add_command(commands, "list", "the policies, and the pods of this node that they select", _LIST, _list, _EXAMPLES)
+    why = add_command(commands, "why", "whether the policies allow a connection, and why", _WHY, _why, _EXAMPLES)
     why.add_argument("source", metavar="SOURCE", help="a pod (NAMESPACE/NAME) or an address")
     why.add_argument(
         "destination", metavar="DESTINATION[:PORT][/udp]", help="a pod or an address, with a port except for a ping"
