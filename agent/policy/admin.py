@@ -168,13 +168,10 @@ class PolicyAdmin:
     def _decide_end(self, cluster: ClusterState, connection: PodConnection, direction: str) -> tuple[bool, str]:
         """Returns whether the pod at one end allows a connection, and why."""
         address = connection.source if direction == EGRESS else connection.destination
-        unknown = next(
-            (pod for pod in self._selection.local.values() if not pod.pod and address in pod.addresses), None
-        )
-        policies = self._selection.policies.get(unknown.namespace, {}) if unknown else {}
-        if unknown and any(policy.rules(direction) is not None for policy in policies.values()):
-            cause = f"the agent has no object of pod {unknown.name} yet, and its namespace {unknown.namespace}"
-            return False, f"{cause} has policies: the pod is isolated until the object arrives"
+        for local in self._selection.local.values():
+            if address in local.addresses and self._selection.is_isolated_as_unknown(local, direction):
+                cause = f"the agent has no object of pod {local.name} yet, and its namespace {local.namespace}"
+                return False, f"{cause} has policies: the pod is isolated until the object arrives"
         decision = decide_direction(cluster, connection, direction)
         return decision.allowed, decision.describe()
 

@@ -116,13 +116,17 @@ def isolates(policy: Policy, pod: ClusterPod, direction: str) -> bool:
 
 
 def selects(peer: PodPeer, pod: ClusterPod, namespaces: Mapping[str, Namespace]) -> bool:
-    """Returns whether a peer selects a pod; no selector selects a namespace whose object is unknown."""
-    if peer.namespaces is None:
-        is_selected = pod.namespace == peer.namespace
-    else:
-        namespace = namespaces.get(pod.namespace)
-        is_selected = namespace is not None and peer.namespaces.matches(namespace.labels)
+    """Returns whether a peer selects a pod."""
+    is_selected = selects_namespace(peer, pod.namespace, namespaces)
     return is_selected and peer.pods.matches(pod.labels) and pod.can_have_policies
+
+
+def selects_namespace(peer: PodPeer, name: str, namespaces: Mapping[str, Namespace]) -> bool:
+    """Returns whether a peer selects a namespace; no selector selects one whose object is unknown."""
+    if peer.namespaces is None:
+        return peer.namespace == name
+    namespace = namespaces.get(name)
+    return namespace is not None and peer.namespaces.matches(namespace.labels)
 
 
 def _rule_allows(cluster: ClusterState, rule: Rule, connection: PodConnection, direction: str) -> bool:

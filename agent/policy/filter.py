@@ -16,7 +16,7 @@ import errno
 from collections.abc import Mapping, Set
 
 from agent.policy import filter_reader, filter_rules
-from agent.policy.filter_rules import SETS
+from agent.policy.filter_rules import BASE_SETS
 from agent.policy.filter_table import EMPTY, ChainContent, Element, FilterTable, SetChange, Verdict
 from attachment.policy.table import TABLE
 from cni.address import Address
@@ -32,11 +32,11 @@ _NO_CHANGES: Mapping[str, SetChange] = {}
 class PolicyFilter:
     """The packet filter of this node's network namespace, with one open socket. Raises KernelError.
 
-    With `checks_established` a policy also decides about connections that exist already.
+    With `check_established` policies also decide about established connections.
     """
 
-    def __init__(self, *, checks_established: bool = False) -> None:
-        self._base = filter_rules.base_table(checks_established=checks_established)
+    def __init__(self, *, check_established: bool = False) -> None:
+        self._base = filter_rules.compile_base(check_established=check_established)
         self._socket = nft.open_socket()
         self._applied: FilterTable | None = None  # None: the content of the kernel's table is unknown
 
@@ -117,7 +117,7 @@ class PolicyFilter:
             *base_table.table_requests(self._base),
             *(nft_table.counter_request(TABLE, filter_rules.counter_of(name), drops[name]) for name in drops),
             *added,
-            *_verdict_requests({element_set: {} for element_set in SETS}, desired.verdicts),
+            *_verdict_requests({element_set: {} for element_set in BASE_SETS}, desired.verdicts),
         )
 
 
@@ -139,7 +139,7 @@ def _change_requests(
 
 
 def _chain_requests(name: str, content: ChainContent, *, is_new: bool) -> list[Request]:
-    """Returns the requests that create a group's chain, or replace its rules."""
+    """Returns the requests that create a chain, or replace its rules."""
     chain = filter_rules.chain_of(name, content.subject.comment())
     if is_new:
         start = [nft_table.counter_request(TABLE, filter_rules.counter_of(name)), nft.chain_request(chain)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.policy import filter_rules
-from agent.policy.filter_rules import SETS
+from agent.policy.filter_rules import BASE_SETS
 from agent.policy.filter_table import FilterTable
 from attachment.policy.table import TABLE
 from kernel.netfilter import nft_interval, nft_set, nft_table
@@ -14,7 +14,7 @@ from kernel.netfilter.nft_set import Set
 
 
 def equals(socket: NftSocket, base: BaseTable, desired: FilterTable) -> bool:
-    """Returns whether the kernel's table equals `base` with the content of `desired`; raises KernelError."""
+    """Returns whether the kernel's table has `base`, the content of `desired`, and nothing else; raises KernelError."""
     content = nft_table.read_table(socket, TABLE)
     counters = nft_table.list_counters(socket, TABLE)
     rules = {chain: list(of_chain.values()) for chain, of_chain in base.rules.items()}
@@ -22,7 +22,7 @@ def equals(socket: NftSocket, base: BaseTable, desired: FilterTable) -> bool:
     hooks = {chain.name: (chain.hook, False) for chain in rules}
     return (
         {name: (chain.hook, chain.drops) for name, chain in content.chains.items()} == hooks
-        and content.sets == {element_set.name for element_set in SETS} | desired.sets.keys()
+        and content.sets == {element_set.name for element_set in BASE_SETS} | desired.sets.keys()
         and counters.keys() == set(map(filter_rules.counter_of, desired.chains))
         and all(_have_same_rules(of_chain, content.rules.get(chain.name, [])) for chain, of_chain in rules.items())
         and read_verdicts(socket) == filter_rules.verdict_elements(desired.verdicts)
@@ -31,12 +31,12 @@ def equals(socket: NftSocket, base: BaseTable, desired: FilterTable) -> bool:
 
 
 def read_verdicts(socket: NftSocket) -> dict[Set, dict[bytes, str]]:
-    """Reads the elements of `SETS` by key, with their chains, "" in the sets SELF; raises KernelError."""
+    """Reads the elements of `BASE_SETS` by key, with their chains, "" in the sets SELF; raises KernelError."""
     return {
         element_set: {item.key: item.chain for item in nft_set.list_elements(socket, element_set)}
         if element_set.verdicts
         else dict.fromkeys(nft_set.list_keys(socket, element_set), "")
-        for element_set in SETS
+        for element_set in BASE_SETS
     }
 
 

@@ -1,7 +1,7 @@
 """The nftables objects of the policy filter: its base chains, and a FilterTable's rules and elements as bytes. Pure.
 
-The base chains never change. They decide about a connection's first packet (with --check-established about each packet
-from the end that opened it), after DNAT and before SNAT:
+The base chains do not change while the agent runs. They decide about a connection's first packet (with
+--check-established about each packet from the end that opened it), after DNAT and before SNAT:
 
     chain egress  { type filter hook forward priority -10; ... ip saddr vmap @egress4; ip6 saddr vmap @egress6 }
     chain ingress { type filter hook forward priority -9; ... ip daddr vmap @ingress4; ip6 daddr vmap @ingress6 }
@@ -45,17 +45,21 @@ _KEY_PARTS = {
 
 
 _ESTABLISHED = ("ct state established,related accept",)
-_REPLIES = ("ct direction reply accept", "ct state related accept")  # --check-established
+_REPLIES_AND_RELATED = ("ct direction reply accept", "ct state related accept")  # --check-established
 _SELF = ("ip saddr . ip daddr @self4 accept", "ip6 saddr . ip6 daddr @self6 accept")
 # With bridge netfilter, frames between pods of one bridge pass the hook forward, including neighbour discovery.
 _NEIGHBOUR_DISCOVERY = "icmpv6 type 133-137 accept"
 _LOCAL_SOURCE = "fib saddr type local accept"  # packets that the node itself sends
-SETS = (*EGRESS_MAPS.values(), *INGRESS_MAPS.values(), *SELF.values())
+BASE_SETS = (*EGRESS_MAPS.values(), *INGRESS_MAPS.values(), *SELF.values())
 
 
-def base_table(*, checks_established: bool) -> BaseTable:
-    """Returns the base chains; with `checks_established` they accept only replies without a look at the policies."""
-    accepted = (*(_REPLIES if checks_established else _ESTABLISHED), *_SELF)
+def compile_base(*, check_established: bool) -> BaseTable:
+    """Returns the base chains.
+
+    Packets of established connections, and related ones, skip the policies; with `check_established` replies and
+    related ones do.
+    """
+    accepted = (*(_REPLIES_AND_RELATED if check_established else _ESTABLISHED), *_SELF)
     egress = (*accepted, "ip saddr vmap @egress4", "ip6 saddr vmap @egress6")
     ingress = (*accepted, "ip daddr vmap @ingress4", "ip6 daddr vmap @ingress6")
     rules = {
@@ -64,7 +68,7 @@ def base_table(*, checks_established: bool) -> BaseTable:
         Chain(TABLE, "output-egress", Hook("filter", _OUTPUT, _EGRESS_PRIORITY)): egress,
         Chain(TABLE, "output-ingress", Hook("filter", _OUTPUT, _INGRESS_PRIORITY)): (_LOCAL_SOURCE, *ingress),
     }
-    return BaseTable.compile(TABLE, SETS, rules)
+    return BaseTable.compile(TABLE, BASE_SETS, rules)
 
 
 def set_of(name: str) -> Set:
@@ -141,8 +145,8 @@ def interval_of(element: Element) -> Interval:
 
 
 def verdict_elements(verdicts: Mapping[Address, Verdict]) -> dict[Set, dict[bytes, str]]:
-    """Returns the desired elements of `SETS` by key, with their chains; in the sets SELF the chain is ""."""
-    elements: dict[Set, dict[bytes, str]] = {element_set: {} for element_set in SETS}
+    """Returns the desired elements of `BASE_SETS` by key, with their chains; in the sets SELF the chain is ""."""
+    elements: dict[Set, dict[bytes, str]] = {element_set: {} for element_set in BASE_SETS}
     for address, verdict in verdicts.items():
         version, key = address.version, address.packed
         if verdict.egress:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
-from agent.policy.evaluator import selects
+from agent.policy.evaluator import selects, selects_namespace
 from agent.policy.filter_table import Element, SetChange
 from agent.policy.objects import ClusterPod, Namespace, PodPeer
 from cni.address import Address
@@ -80,7 +80,7 @@ class PeerSets:
             for anchor in _anchors(key):
                 self._index.setdefault(anchor, []).append(peer_set)
             names = (key.peer.namespace, *self._namespaces)
-            selected = {name for name in names if self._selects_namespace(key.peer, name)}
+            selected = {name for name in names if selects_namespace(key.peer, name, self._namespaces)}
             peer_set.elements.update(self._elements(key, selected))
         return peer_set
 
@@ -119,10 +119,10 @@ class PeerSets:
         It compares each selector of namespaces before and after, and visits pods only if the results differ.
         """
         sets_by_labels = [peer_set for peer_set in self._sets.values() if peer_set.key.peer.namespaces is not None]
-        before = [self._selects_namespace(peer_set.key.peer, name) for peer_set in sets_by_labels]
+        before = [selects_namespace(peer_set.key.peer, name, self._namespaces) for peer_set in sets_by_labels]
         change()
         for peer_set, was_selected in zip(sets_by_labels, before, strict=True):
-            is_selected = self._selects_namespace(peer_set.key.peer, name)
+            is_selected = selects_namespace(peer_set.key.peer, name, self._namespaces)
             if is_selected != was_selected:
                 for element in set(self._elements(peer_set.key, {name})):
                     self._change(peer_set, element, is_added=is_selected)
@@ -143,12 +143,6 @@ class PeerSets:
             is_peer = pod.namespace in namespaces and matches(pod.labels) and pod.can_have_policies
             if is_peer and address.version == key.version:
                 yield from key.elements_of(address, pod)
-
-    def _selects_namespace(self, peer: PodPeer, name: str) -> bool:
-        if peer.namespaces is None:
-            return peer.namespace == name
-        namespace = self._namespaces.get(name)
-        return namespace is not None and peer.namespaces.matches(namespace.labels)
 
     def _memberships(self, address: Address, pod: ClusterPod | None) -> Iterator[tuple[PeerSet, Element]]:
         if pod is None or not self._index:

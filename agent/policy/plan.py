@@ -2,7 +2,7 @@
 
 One rule: names are hashes, so that pods share equal sets and chains, and an agent that restarts computes the names that
 are in the kernel. The hash of a set of pods is that of its selector, which stays the same while pods come and go; of a
-chain, that of its pods' policies and ports; of a set of address blocks or port ranges, that of its content.
+chain, that of its subject, IP versions and named ports; of a set of address blocks or port ranges, that of its content.
 
 An unchanged part of the table stays the same Python object, and the filter skips it.
 """
@@ -25,7 +25,9 @@ V = TypeVar("V")
 
 
 class Group(NamedTuple):
-    """The pods of a namespace that share a chain: the facts that determine its rules; without policies it has none.
+    """The pods of a namespace that share a chain, by the facts that determine its rules.
+
+    Without policies these are the pods whose objects are unknown, and the chain drops everything.
 
     `versions` are the IP versions of the pods' addresses. `ports` are the pods' named ports that ingress rules use.
     """
@@ -41,7 +43,7 @@ class Group(NamedTuple):
         return f"{self.direction[0]}-{digest((self.subject(), self.versions, self.ports))}"
 
     def subject(self) -> ChainSubject:
-        """Returns what the chain decides about."""
+        """Returns the subject of the chain."""
         return ChainSubject(self.direction, self.namespace, tuple(policy.name for policy in self.policies))
 
 
@@ -145,7 +147,9 @@ class FilterPlan:
 
     def _compute(self, changed: set[LocalPod]) -> None:
         self._chains_of_pods = {
-            local: self._pod_chains(local) if local in changed else self._chains_of_pods[local]
+            local: (self._chain(local, EGRESS), self._chain(local, INGRESS))
+            if local in changed
+            else self._chains_of_pods[local]
             for local in self._selection.local.values()
         }
         verdicts = {
@@ -160,9 +164,6 @@ class FilterPlan:
         before = self._table
         self._table = FilterTable(verdicts, _reuse_if_same(before.chains, contents), _reuse_if_same(before.sets, sets))
 
-    def _pod_chains(self, local: LocalPod) -> tuple[_Chain | None, _Chain | None]:
-        return self._chain(local, EGRESS), self._chain(local, INGRESS)
-
     def _chain(self, local: LocalPod, direction: str) -> _Chain | None:
         """Returns a pod's chain, which other pods may share; None if no policy isolates the pod in this direction."""
         group = self._group(local, direction)
@@ -175,16 +176,11 @@ class FilterPlan:
         return chain
 
     def _group(self, local: LocalPod, direction: str) -> Group | None:
-        if local.pod is None:
-            policies = self._selection.policies.get(local.namespace, {}).values()
-            return (
-                Group(direction, local.namespace)
-                if any(policy.rules(direction) is not None for policy in policies)
-                else None
-            )
+        if self._selection.is_isolated_as_unknown(local, direction):
+            return Group(direction, local.namespace)
         selecting = [local.policies[name] for name in sorted(local.policies)]
         isolating = tuple(policy for policy in selecting if policy.rules(direction) is not None)
-        if not isolating:
+        if not isolating or local.pod is None:
             return None
         versions = tuple(sorted({address.version for address in local.addresses}))
         ports = _used_ports(isolating, local.pod.ports) if direction == INGRESS else ()

@@ -138,6 +138,11 @@ class PolicySelection:
                 local.policies = {name: policy for name, policy in policies.items() if policy.pods.matches(pod.labels)}
         return changed
 
+    def is_isolated_as_unknown(self, local: LocalPod, direction: str) -> bool:
+        """Returns whether a pod is isolated because its object is unknown, and its namespace has policies."""
+        policies = self.policies.get(local.namespace, {}).values() if local.pod is None else ()
+        return any(policy.rules(direction) is not None for policy in policies)
+
     def is_deleted(self, uid: str) -> bool:
         """Returns whether a pod's object was deleted recently: the kubelet may still create a sandbox for it."""
         return uid in self._deleted

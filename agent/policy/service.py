@@ -61,7 +61,7 @@ class PolicyService:
         report: Callable[[str, str], None],
         log: Log,
     ) -> None:
-        self._checks_established = settings.check_established
+        self._check_established = settings.check_established
         is_strict, self._node = settings.network_policy == STRICT, settings.node_name
         self._conf = settings.conf if settings.install else ""
         self._loop, self._metrics, self._report, self._log = loop, metrics, report, log
@@ -230,7 +230,7 @@ class PolicyService:
         before = self._other_engine
         with nft.open_socket() as socket:
             self._other_engine = preconditions.find_other_engine(socket)
-        self._filter = self._filter or PolicyFilter(checks_established=self._checks_established)
+        self._filter = self._filter or PolicyFilter(check_established=self._check_established)
         if before and not self._other_engine:
             self._schedule()
         self._node_problems = [preconditions.find_unfiltered_bridge(self._local.by_name.values())]

@@ -1,4 +1,4 @@
-"""The names that plugins and podwire-agent share: of nftables objects, and of files under /run. Pure.
+"""The names that plugins, podwire-agent and the tool share: nftables objects, chains' comments, files in /run. Pure.
 
 podwire-agent creates the table `podwire_policy` and its content; DEL only deletes the pod's addresses from the maps and
 sets below. Plugins create the tables `podwire_guard`, which the agent does not change:
@@ -36,9 +36,9 @@ GUARD_TABLE = Table(nft.INET, "podwire_guard", _GUARD_COMMENT)
 
 
 class ChainSubject(NamedTuple):
-    """The packets that a chain decides about: those of pods that these policies isolate, in one direction.
+    """The subject of a chain: the pods of `namespace` that exactly `policies` isolate in `direction`.
 
-    Without `policies` these are pods of the namespace whose objects the API server has not sent yet.
+    Without `policies`: the pods whose objects the agent has not received. Several chains may have one subject.
     """
 
     direction: str
@@ -51,7 +51,7 @@ class ChainSubject(NamedTuple):
 
     @classmethod
     def parse(cls, comment: str) -> ChainSubject:
-        """Parses a chain's comment; the last policy may be shortened."""
+        """Parses a chain's comment; the last name may be truncated."""
         direction, _, rest = comment.partition(" of ")
         namespace, _, policies = rest.partition(": ")
         return cls(direction, namespace, tuple(policies.split(", ")) if policies else ())

@@ -1,6 +1,6 @@
 """The agent's answers as typed values; `document` is the JSON document itself, for --json.
 
-One rule: an answer is parsed only here. A missing key, as in the answer of an older agent, has a default.
+One rule: an answer about pools is parsed only here. A missing key, as in the answer of an older agent, has a default.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The modes of a cluster: how its nodes are connected, and which network podwire makes.
 
-One rule: a mode is a directory of deploy/ with the changes that deploy/README.md names. The first one has none; the
-others together have each way to connect nodes, each IP version, each backend, bridge and ptp, and pools.
+One rule: a mode is a directory of deploy/ with the changes that deploy/README.md names. The first one has none;
+together the others cover every way to connect nodes, IP version and backend, ptp, and pools.
 No mode has kube-proxy's IPVS, which the kernel of the tests lacks (CONFIG_IP_VS).
 """
 

@@ -231,9 +231,9 @@ def policed_node(module_node: PacketNode) -> PacketNode:
 
 @pytest.fixture
 def node_filter(policed_node: PacketNode, request: pytest.FixtureRequest) -> Iterator[PolicyFilter]:
-    """The packet filter of network policies, on the node with pods; its parameter: `checks_established`."""
+    """The packet filter of network policies, on the node with pods; its parameter: `check_established`."""
     with policed_node.host.entered():
-        new = PolicyFilter(checks_established=getattr(request, "param", False))
+        new = PolicyFilter(check_established=getattr(request, "param", False))
     yield new
     new.close()
 

@@ -61,7 +61,7 @@ def test_established_connections_are_kept(policed_node, node_filter, version):
 
 @pytest.mark.parametrize("node_filter", [True], indirect=True)
 def test_changed_policy_decides_about_established_connections(policed_node, node_filter):
-    """With --check-established a policy drops what it denies of a connection; the replies of others pass."""
+    """With --check-established a changed policy drops packets of established connections; replies pass."""
     one, two = pod(1), pod(9)
     there, back = PodConnection(one, two, "udp", 80), PodConnection(two, one, "udp", 20_001)
 
