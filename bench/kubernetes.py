@@ -43,9 +43,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _OPERATIONS = re.compile(
     r'^containerd_cri_network_plugin_operations_duration_seconds_seconds_sum\{operation_type="(\w+)"\} (\S+)$', re.M
 )
-_ERRORS = re.compile(
-    r'^containerd_cri_network_plugin_operations_errors_\w+\{operation_type="(set_up|tear_down)_pod"\}', re.M
-)
+# Not of DEL: kubelet may stop a pod twice at once, and the second DEL of the reference plugins fails then.
+_ERRORS = re.compile(r'^containerd_cri_network_plugin_operations_errors_\w+\{operation_type="set_up_pod"\}', re.M)
 _VERBS = {"set_up_pod": "ADD", "tear_down_pod": "DEL"}
 
 
@@ -227,7 +226,7 @@ class _Bench:
     def _calls(self) -> dict[str, float]:
         """Returns the seconds that all CNI calls of all nodes have taken, by verb.
 
-        Raises RuntimeError when one has failed: only working plugins are timed.
+        Raises RuntimeError when an ADD has failed: only working plugins are timed.
         """
         totals = dict.fromkeys(_VERBS.values(), 0.0)
         for node in self._cluster.nodes:
