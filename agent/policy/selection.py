@@ -54,7 +54,8 @@ class PolicySelection:
         self._pods: dict[str, dict[str, ClusterPod]] = {}  # by namespace and name
         self._local_by_name: dict[PodName, list[LocalPod]] = {}
         self._deleted: deque[str] = deque(maxlen=_DELETED_MAX)  # UIDs
-        self._detached: set[str] = set()  # UIDs of pods whose record DEL has deleted: status.podIPs is out of date
+        # Addresses of deleted records, by the pod's UID: its status.podIPs is out of date if it contains them.
+        self._released: dict[str, set[Address]] = {}
         self._changed: set[LocalPod] = set()
         self.peer_sets = PeerSets(self.namespaces, self.owners, self._owners_in)
 
@@ -120,7 +121,7 @@ class PolicySelection:
         self._changed.add(local)
         pod = self._pods.get(local.namespace, {}).get(local.name)
         if pod is not None and local.is_same_pod(pod):
-            self._detached.add(pod.uid)
+            self._released.setdefault(pod.uid, set()).update(local.addresses)
         self._change_owners(before, self._pods_named(name))
 
     # ---- queries
@@ -163,7 +164,7 @@ class PolicySelection:
         elif not namespace:
             del self._pods[name[0]]
         if old is not None and (pod is None or pod.uid != old.uid):
-            self._detached.discard(old.uid)
+            self._released.pop(old.uid, None)
             self._deleted.append(old.uid)
         for local in self._local_by_name.get(name, ()):
             if local.is_same_pod(pod):
@@ -172,18 +173,21 @@ class PolicySelection:
         self._change_owners(before, self._pods_named(name))
 
     def _pods_named(self, name: PodName) -> list[ClusterPod]:
-        """Returns the pods of a name, each with its addresses: those of its record, else those of its object's status.
+        """Returns the pods of a name: one for each record with its addresses, one with the others of the object's status.
 
-        A pod with a record has its addresses even if its object is unknown, or finished: then no set contains them.
+        A pod with a record has its addresses even if its object is unknown, or finished: then no set contains them. The
+        others are those of attachments without networkPolicy.
         """
         pods = []
         for local in self._local_by_name.get(name, ()):
             known = local.pod or ClusterPod(local.namespace, local.name, local.uid, {}, can_have_policies=False)
             pods.append(known._replace(addresses=local.addresses, precedence=_RECORD_PRECEDENCE))
         pod = self._pods.get(name[0], {}).get(name[1])
-        if pod is None or not pod.can_have_policies or pod.uid in self._detached:
+        if pod is None or not pod.can_have_policies:
             return pods
-        return pods if any(each.uid == pod.uid for each in pods) else [*pods, pod]
+        known_addresses = self._released.get(pod.uid, set()).union(*(each.addresses for each in pods))
+        others = tuple(address for address in pod.addresses if address not in known_addresses)
+        return [*pods, pod._replace(addresses=others)] if others else pods
 
     def _change_owners(self, before: list[ClusterPod], after: list[ClusterPod]) -> None:
         for address in dict.fromkeys(address for pod in (*before, *after) for address in pod.addresses):

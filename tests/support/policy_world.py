@@ -169,7 +169,7 @@ class World:
         self.kernel: dict[str, set[Any]] = {}  # the sets, only by the differences that the plan reports
         self.pods, self.namespaces, self.policies, self.records = {}, {}, {}, {}
         self.last_pods = {}  # by record: the document that the pod has or had
-        self.retired = set()
+        self.released = {}
         self.uids = 0
 
     def add(self, document, selection=None):
@@ -216,7 +216,7 @@ class World:
         old_uid = old["metadata"]["uid"] if old else ""
         if old and self.new.is_one_of(4):
             del self.pods[key]
-            self.retired.discard(old_uid)
+            self.released.pop(old_uid, None)
             self.selection.remove_pod(*key)
             return
         uid = old_uid if old and not self.new.is_one_of(4) else f"u{self.uids + 1}"
@@ -227,7 +227,7 @@ class World:
             pod = old | {section: old[section] | {field: pod[section].get(field)} if field else pod[section]}
         self.pods[key] = pod
         if old_uid != uid:
-            self.retired.discard(old_uid)
+            self.released.pop(old_uid, None)
         self.selection.set_pod(parse_pod(pod))
         for name, record in self.records.items():
             if (record.namespace, record.pod) == key and record.uid in ("", uid):
@@ -256,11 +256,8 @@ class World:
         record = self.records.pop(name)
         self.last_pods.pop(name)
         pod = self.pods.get((record.namespace, record.pod))
-        others = {
-            each.uid for each in self.records.values() if (each.namespace, each.pod) == (record.namespace, record.pod)
-        }
-        if pod is not None and record.uid in ("", pod["metadata"]["uid"]) and record.uid not in others:
-            self.retired.add(pod["metadata"]["uid"])
+        if pod is not None and record.uid in ("", pod["metadata"]["uid"]):
+            self.released.setdefault(pod["metadata"]["uid"], set()).update(map(str, record.addresses))
         self.selection.remove_local(name)
 
     def update(self):
@@ -284,13 +281,12 @@ class World:
         for name, record in self.records.items():
             last = self.last_pods[name]
             if last:
-                selection.set_pod(parse_pod(last))
+                selection.set_pod(parse_pod(self.without_released(last)))
             selection.set_local(name, record)
             if (record.namespace, record.pod) not in self.pods:
                 selection.remove_pod(record.namespace, record.pod)
         for pod in self.pods.values():
-            if pod["metadata"]["uid"] not in self.retired:
-                selection.set_pod(parse_pod(pod))
+            selection.set_pod(parse_pod(self.without_released(pod)))
         return FilterPlan(selection).update()[0]
 
     def documents(self) -> list[Document]:
@@ -300,14 +296,16 @@ class World:
         for name, pod in self.last_pods.items():
             if pod is not None:
                 known.setdefault(pod["metadata"]["uid"], [pod]).extend(map(str, self.records[name].addresses))
-        gone = self.retired | known.keys()
-        pods = [
-            _with_addresses(pod, [each for each in _addresses(pod) if each not in recorded])
-            for pod in self.pods.values()
-            if pod["metadata"]["uid"] not in gone
-        ]
-        pods += [_with_addresses(pod, addresses) for pod, *addresses in known.values()]
+        for pod in map(self.without_released, self.pods.values()):
+            addresses = [each for each in _addresses(pod) if each not in recorded]
+            known.setdefault(pod["metadata"]["uid"], [pod]).extend(addresses)
+        pods = [_with_addresses(pod, addresses) for pod, *addresses in known.values()]
         return [*node_documents(), *self.namespaces.values(), *pods, *self.policies.values()]
+
+    def without_released(self, pod):
+        """Returns a pod's object without the addresses of its deleted records."""
+        released = self.released.get(pod["metadata"]["uid"], ())
+        return _with_addresses(pod, [each for each in _addresses(pod) if each not in released])
 
     def cluster(self):
         """Returns the cluster for the evaluator."""

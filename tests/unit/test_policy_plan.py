@@ -169,3 +169,15 @@ def test_record_that_is_set_again_gives_new_verdicts(node):
     assert after.sets is before.sets
     node.selection.remove_local("web")
     assert node.table == EMPTY
+
+
+def test_address_of_an_attachment_without_policies_stays_a_peer():
+    """A pod's address in its status stays its own while a further attachment comes and goes with a record."""
+    selection, pod = PolicySelection(), ClusterPod("shop", "web", "u1", {}, (A,))
+    selection.set_pod(pod)
+    record = record_of("shop", "web", "u1", (B,), "c1")
+    selection.set_local(record.file_name, record)
+    assert {address: owner.name for address, owner in selection.owners.items()} == {A: "web", B: "web"}
+    selection.remove_local(record.file_name)
+    selection.set_pod(pod._replace(addresses=(A, B)))  # the status is out of date
+    assert {*selection.owners} == {A}
