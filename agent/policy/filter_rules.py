@@ -45,7 +45,11 @@ _KEY_PARTS = {
 
 
 _ESTABLISHED = ("ct state established,related accept",)
-_REPLIES_AND_RELATED = ("ct direction reply accept", "ct state related accept")  # --check-established
+_REPLIES_AND_RELATED = (
+    "ct direction reply accept",
+    "ct state related accept",
+    "ct status expected accept",
+)  # --check-established
 _SELF = ("ip saddr . ip daddr @self4 accept", "ip6 saddr . ip6 daddr @self6 accept")
 # With bridge netfilter, frames between pods of one bridge pass the hook forward, including neighbour discovery.
 _NEIGHBOUR_DISCOVERY = "icmpv6 type 133-137 accept"

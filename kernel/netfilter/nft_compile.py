@@ -64,6 +64,7 @@ _FIELDS = {
 _CONSTANTS = {
     "ct state established,related": nft_rule.state(nft_rule.ESTABLISHED | nft_rule.RELATED),
     "ct state related": nft_rule.state(nft_rule.RELATED),
+    "ct status expected": nft_rule.status(nft_rule.EXPECTED),
     "ct direction reply": expression.ct(expression.CT_DIRECTION) + expression.compare(EQ, bytes([expression.REPLY])),
     "fib saddr type local": expression.fib_type(expression.FIB_SADDR)
     + expression.compare(EQ, expression.LOCAL.to_bytes(4, sys.byteorder)),

@@ -22,7 +22,9 @@ from kernel.netfilter.nft_expression import ATTRIBUTE, DATA_VALUE, EQ, NEQ, pars
 
 _NF_DROP, _NF_ACCEPT, _JUMP, GOTO, _RETURN = 0, 1, -3, -4, -5  # linux/netfilter/nf_tables.h
 _IFNAMSIZ = 16
-ESTABLISHED, RELATED = 1 << 1, 1 << 2  # NF_CT_STATE_BIT (linux/netfilter/nf_conntrack_common.h)
+# linux/netfilter/nf_conntrack_common.h
+ESTABLISHED, RELATED = 1 << 1, 1 << 2  # NF_CT_STATE_BIT
+EXPECTED = 1  # IPS_EXPECTED: a connection that a helper expected, such as FTP's data
 _NFPROTO = {4: 2, 6: 10}  # by IP version (linux/netfilter.h)
 _OF_VERSION = {
     version: expression.meta(expression.META_NFPROTO) + expression.compare(EQ, bytes([number]))
@@ -115,8 +117,16 @@ def destination_in(version: int, name: str) -> bytes:
 
 def state(states: int) -> bytes:
     """Matches packets of connections in one of the states, such as ESTABLISHED | RELATED."""
-    load = expression.ct(expression.CT_STATE) + expression.bitwise(_bits(states))
-    return load + expression.compare(NEQ, bytes(4))
+    return _any_bit(expression.CT_STATE, states)
+
+
+def status(bits: int) -> bytes:
+    """Matches packets of connections with one of the status bits, such as EXPECTED."""
+    return _any_bit(expression.CT_STATUS, bits)
+
+
+def _any_bit(key: int, bits: int) -> bytes:
+    return expression.ct(key) + expression.bitwise(_bits(bits)) + expression.compare(NEQ, bytes(4))
 
 
 def transport(protocol: str) -> bytes:

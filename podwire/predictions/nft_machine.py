@@ -6,7 +6,7 @@ from collections.abc import Callable
 from ipaddress import ip_address
 
 from cni.address import Address
-from kernel.netfilter.nft_expression import CT_DIRECTION, CT_MARK, CT_STATE, parse_content
+from kernel.netfilter.nft_expression import CT_DIRECTION, CT_MARK, CT_STATE, CT_STATUS, parse_content
 from kernel.netfilter.packet import NETWORK, TRANSPORT, Packet, host_number
 from kernel.netfilter.ruleset import Expression, FilterRule, Ruleset
 from podwire.predictions import xt_rules
@@ -36,7 +36,7 @@ _CONTINUES = ("counter", "log", "last", "dup", "fwd", "tproxy", "synproxy", "flo
 _SOME_OBJECTS = (2, 4, 5)  # NFT_OBJECT_QUOTA, _LIMIT, _CONNLIMIT
 CONTINUING_OBJECTS = (1, 3, 7, 8, 9)  # NFT_OBJECT_COUNTER, _CT_HELPER, _CT_TIMEOUT, _SECMARK, _CT_EXPECT
 _QUEUE_BYPASS = 1  # NFT_QUEUE_FLAG_BYPASS: without a listener the packet continues
-_CT_STATUS, _CT_ZONE = 2, 17
+_CT_ZONE = 17
 _FIB_TYPE, _FIB_SADDR, _FIB_DADDR = 3, 1, 2
 _WORD = 4
 _COMPARED = {
@@ -192,7 +192,7 @@ class Machine:
         values = {
             CT_STATE: host_number(packet.state),
             CT_DIRECTION: bytes([packet.state != 8]),
-            _CT_STATUS: host_number(packet.connection_status),
+            CT_STATUS: host_number(packet.connection_status),
             CT_MARK: host_number(0) if packet.state == 8 else None,
         }
         self._load(number_of(fields, 1), values.get(key))

@@ -69,6 +69,9 @@ def test_changed_policy_decides_about_established_connections(policed_node, node
         return policed_node.passed(there, source_port=20_001) + policed_node.passed(back, source_port=80)
 
     node_filter.apply(EMPTY)
+    assert (
+        policed_node.host.run("nft", "list", "table", "inet", "podwire_policy").count("ct status expected accept") == 4
+    )
     assert passes() == [True, True]
     node_filter.apply(deny(one, egress=False))
     assert passes() == [True, True]  # `one` opened it
