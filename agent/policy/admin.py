@@ -22,7 +22,7 @@ from agent.http_server import BAD_REQUEST, UNAVAILABLE, Answer, Pages, Refusal, 
 from agent.policy.evaluator import ClusterState, PodConnection, decide_direction
 from agent.policy.filter_table import FilterTable
 from agent.policy.objects import EGRESS, INGRESS, LAST_PORT, Policy
-from agent.policy.selection import PolicySelection
+from agent.policy.selection import RECORD_PRECEDENCE, PolicySelection
 from cni.address import Address, format_ip, parse_ip
 from kernel.address import list_elsewhere
 from kernel.errors import KernelError
@@ -48,10 +48,11 @@ class PolicyAdmin:
     def __init__(
         self,
         selection: PolicySelection,
+        node: str,
         call_in_main: Callable[[Callable[[], None]], None],
         state: Callable[[], FilterState],
     ) -> None:
-        self._selection, self._call_in_main, self._state = selection, call_in_main, state
+        self._selection, self._node, self._call_in_main, self._state = selection, node, call_in_main, state
 
     def pages(self) -> Pages:
         """Returns the pages, by path."""
@@ -153,8 +154,7 @@ class PolicyAdmin:
         namespaces = {owner.namespace for owner in owners.values()}
         policies = [each for name in namespaces for each in selection.policies.get(name, {}).values()]
         pods = {address: owner for address, owner in owners.items() if owner.can_have_policies}
-        node_names = {local.pod.node for local in selection.local.values() if local.pod}
-        return ClusterState(pods, selection.namespaces, policies, dict.fromkeys(node_names, _node_addresses()))
+        return ClusterState(pods, selection.namespaces, policies, {self._node: _node_addresses()})
 
     def _decide(self, cluster: ClusterState, connection: PodConnection) -> Document:
         ends = {direction: self._decide_end(cluster, connection, direction) for direction in (EGRESS, INGRESS)}
@@ -172,7 +172,11 @@ class PolicyAdmin:
             if address in local.addresses and self._selection.is_isolated_as_unknown(local, direction):
                 cause = f"the agent has no object of pod {local.name} yet, and its namespace {local.namespace}"
                 return False, f"{cause} has policies: the pod is isolated until the object arrives"
-        decision = decide_direction(cluster, connection, direction)
+        pod, decision = cluster.pods.get(address), decide_direction(cluster, connection, direction)
+        if pod and pod.node != self._node and not decision.allowed:
+            return False, f"{decision.describe()}, unless that is an address of node {pod.node}"
+        if pod and pod.node == self._node and pod.precedence != RECORD_PRECEDENCE:
+            return True, f"no policy covers {pod.name}, which started without networkPolicy: recreate it"
         return decision.allowed, decision.describe()
 
 

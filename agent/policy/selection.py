@@ -20,7 +20,7 @@ from agent.policy.peer_sets import PeerSets
 from attachment.policy.records import PodRecord
 from cni.address import Address
 
-_RECORD_PRECEDENCE = 1 << 62  # a pod with a record wins: no other pod can have its addresses
+RECORD_PRECEDENCE = 1 << 62  # a pod with a record wins: no other pod can have its addresses
 _DELETED_MAX = 1000  # as many pods as a large cluster deletes in a few seconds
 PodName = tuple[str, str]  # namespace and name
 
@@ -181,7 +181,7 @@ class PolicySelection:
         pods = []
         for local in self._local_by_name.get(name, ()):
             known = local.pod or ClusterPod(local.namespace, local.name, local.uid, {}, can_have_policies=False)
-            pods.append(known._replace(addresses=local.addresses, precedence=_RECORD_PRECEDENCE))
+            pods.append(known._replace(addresses=local.addresses, precedence=RECORD_PRECEDENCE))
         pod = self._pods.get(name[0], {}).get(name[1])
         if pod is None or not pod.can_have_policies:
             return pods

@@ -84,7 +84,10 @@ class PolicyService:
         self._node_problems: list[str] = []
         self._problem = "starting"
         self.admin = PolicyAdmin(
-            self._selection, self._inbox.put, lambda: FilterState(self._table, self._drops, self._problem)
+            self._selection,
+            self._node,
+            self._inbox.put,
+            lambda: FilterState(self._table, self._drops, self._problem),
         )
         metrics.lag.set_function(lambda: now() - self._pending_since_s if self._pending_since_s else 0.0)
 

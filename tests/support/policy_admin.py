@@ -35,7 +35,7 @@ class PolicyAgent:
         self.threads: set[int] = set()  # that have read the state
         inbox: Inbox[Any] = Inbox(self.loop, lambda call: call())
         self.call = inbox.put
-        self.admin = PolicyAdmin(self.selection, inbox.put, self.state)
+        self.admin = PolicyAdmin(self.selection, NODE, inbox.put, self.state)
 
     def state(self) -> FilterState:
         """Returns what is in force, as the service does."""
@@ -46,13 +46,15 @@ class PolicyAgent:
         """Creates a namespace."""
         self.selection.set_namespace(parse_namespace({"metadata": {"name": name, "labels": labels}}))
 
-    def pod(self, namespace: str, name: str, *addresses: str, here: bool = True, **spec: Any) -> None:
-        """Creates a pod; with `here` it is on this node, and has a record."""
+    def pod(
+        self, namespace: str, name: str, *addresses: str, here: bool = True, recorded: bool = True, **spec: Any
+    ) -> None:
+        """Creates a pod; with `here` it is on this node, and with `recorded` has a record there."""
         metadata = {"namespace": namespace, "name": name, "uid": f"uid-{name}", "labels": {"app": name}}
         status = {"phase": "Running", "podIPs": [{"ip": one} for one in addresses]}
         spec = {"nodeName": NODE if here else "n2", **spec}
         self.selection.set_pod(parse_pod({"metadata": metadata, "spec": spec, "status": status}))
-        if here:
+        if here and recorded:
             self.record(namespace, name, addresses)
 
     def record(self, namespace: str, name: str, addresses: Sequence[str]) -> None:
