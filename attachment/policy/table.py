@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kernel.netfilter import nft
+from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.nft import Table
 from kernel.netfilter.nft_set import ADDRESS, Set
 
@@ -50,8 +50,10 @@ class ChainSubject(NamedTuple):
         return f"{self.direction} of {self.namespace}: {', '.join(self.policies)}"
 
     @classmethod
-    def parse(cls, comment: str) -> ChainSubject:
-        """Parses a chain's comment; the last name may be truncated."""
+    def parse(cls, comment: str) -> tuple[ChainSubject, bool]:
+        """Parses a chain's comment; returns also whether it is complete, else without the name that is cut."""
         direction, _, rest = comment.partition(" of ")
-        namespace, _, policies = rest.partition(": ")
-        return cls(direction, namespace, tuple(policies.split(", ")) if policies else ())
+        namespace, _, text = rest.partition(": ")
+        policies = tuple(text.split(", ")) if text else ()
+        is_complete = len(comment) < nft_rule.COMMENT_MAX
+        return cls(direction, namespace, policies if is_complete or not policies[1:] else policies[:-1]), is_complete

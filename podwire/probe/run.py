@@ -108,7 +108,7 @@ def test_pods(
         with _neighbours_restored(desired):
             for result, ended in _test(topology, desired, timeout_s):
                 if result.state is PathState.LOST and result.suspect is None:
-                    denial = questions.find_denial(_flow(result.path, ended)) if _is_unanswered(ended) else ""
+                    denial = questions.find_denial(_flow(result.path, ended), ended)
                     if denial:
                         yield result._replace(state=PathState.DENIED, detail=denial)
                     else:
@@ -369,13 +369,6 @@ def _trace(topology: Topology, result: PathResult, ended: Attempt | None, unseen
     if suspect.name == "rule" and any(place and place.kind == EXTERNAL for place in (path.source, path.target)):
         suspect = suspect._replace(text=f"{suspect.text}; {_OTHER_UPLINK}")
     return result._replace(suspect=suspect)
-
-
-def _is_unanswered(ended: Attempt | None) -> bool:
-    """Returns whether packets of a new connection were sent, and nothing came back."""
-    if isinstance(ended, Transfer):
-        return ended.stage is Stage.CONNECT and not ended.error
-    return isinstance(ended, Exchange) and not ended.seen.send_error
 
 
 def _flow(path: Path, ended: Attempt | None) -> Flow:

@@ -18,12 +18,13 @@ def of_rule(rule: MetRule, flow: Flow) -> Suspect | None:
     """Returns the suspect if a chain of network policies dropped the packet, None for a rule of another chain."""
     if not rule.comment:
         return None
-    direction, namespace, policies = ChainSubject.parse(rule.comment)
+    (direction, namespace, policies), is_complete = ChainSubject.parse(rule.comment)
     place = flow.target if direction == "ingress" else flow.source
     end = f"{direction} of {place.name}" if isinstance(place, PodPlace) else direction
     if policies:
-        noun, verb = ("policies", "drop") if policies[1:] else ("policy", "drops")
-        text = f"network {noun} {', '.join(policies)} of namespace {namespace} {verb} it ({end})"
+        noun, verb = ("policy", "drops") if is_complete and not policies[1:] else ("policies", "drop")
+        names = ", ".join(policies) + ("" if is_complete else " and more")
+        text = f"network {noun} {names} of namespace {namespace} {verb} it ({end})"
     else:
         text = f"{_AGENT} isolates the pod until the API server sends its object ({end})"
     return Suspect("network-policy", rule.place, text, rule.describe(), _AGENT, _why_command(flow))
