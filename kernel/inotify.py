@@ -14,7 +14,7 @@ from typing import NamedTuple
 import _podwire
 
 # linux/inotify.h
-DELETED, MOVED_TO, OVERFLOW = 0x200, 0x80, 0x4000
+DELETED, MOVED_TO, OVERFLOW, IGNORED = 0x200, 0x80, 0x4000, 0x8000
 _EVENT = struct.Struct("=iIII")
 _READ_BYTES = 64 << 10
 

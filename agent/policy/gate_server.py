@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 from attachment.policy import table
 from process import directories
@@ -38,21 +39,37 @@ class GateServer:
 
     def __init__(self, loop: Loop, on_request: Callable[[GateRequest], None]) -> None:
         self._loop, self._on_request = loop, on_request
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket: socket.socket | None = None
+        self._inode = 0
         self._requests: dict[int, GateRequest] = {}  # by descriptor
 
     def start(self) -> None:
-        """Starts to listen, and only then renames the socket to its path; raises OSError."""
+        """Starts to listen, and only then renames the socket to its path; raises OSError.
+
+        It starts again if the path is no longer this socket's.
+        """
+        if self._socket:
+            self._loop.unwatch(self._socket.fileno())
+            self._socket.close()
+        listener = self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         directories.create(table.DIRECTORY)
         draft = f"{table.GATE_SOCKET}.new"
         with suppress(FileNotFoundError):
             os.unlink(draft)  # from an agent that was killed
-        self._socket.bind(draft)
+        listener.bind(draft)
         os.chmod(draft, 0o600)
-        self._socket.listen(_BACKLOG)
-        self._socket.setblocking(False)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+        self._inode = os.stat(draft).st_ino
         os.rename(draft, table.GATE_SOCKET)  # ADDs that wait for the path may connect from now on
-        self._loop.watch(self._socket.fileno(), self._accept)
+        self._loop.watch(listener.fileno(), partial(self._accept, listener))
+
+    def is_reachable(self) -> bool:
+        """Returns whether the path is still that of this socket."""
+        try:
+            return os.stat(table.GATE_SOCKET).st_ino == self._inode
+        except OSError:
+            return False
 
     def waiting(self) -> Iterator[GateRequest]:
         """Yields the requests without an answer; the caller may answer them while it iterates."""
@@ -64,9 +81,9 @@ class GateServer:
             request.connection.send(json.dumps({"generation": generation}).encode() + b"\n")
         self._close(request)
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            connection, _ = self._socket.accept()
+            connection, _ = listener.accept()
         except OSError:
             return
         connection.setblocking(False)
@@ -95,7 +112,7 @@ def _record_of(line: bytes) -> str:
     """Returns the record's name in a request, "" if it is malformed; the client checks the generation."""
     try:
         request: object = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     name = request.get("record") if isinstance(request, dict) else None
     return name if isinstance(name, str) and name.isalnum() else ""

@@ -29,13 +29,20 @@ class LocalPods:
     def __init__(self, loop: Loop, on_change: Callable[[], None]) -> None:
         self.by_name: dict[str, PodRecord] = {}
         self._inodes: dict[str, int] = {}  # by file name: a file with another inode is a new record
+        self.damaged: set[str] = set()  # the names of files that are no records
         self._changed: set[str] = set()
         self._loop, self._on_change = loop, on_change
         self._watch = -1
 
     def start(self) -> None:
-        """Creates the directory if it is missing, follows it, and reads all records; raises OSError."""
+        """Creates the directory if it is missing, follows it, and reads all records; raises OSError.
+
+        It starts again when the directory is deleted.
+        """
         directories.create(table.PODS_DIRECTORY)
+        if self._watch >= 0:
+            self._loop.unwatch(self._watch)
+            os.close(self._watch)
         self._watch = inotify.open_watch(table.PODS_DIRECTORY, inotify.MOVED_TO | inotify.DELETED)
         self._loop.watch(self._watch, self._on_event)
         self.read_all()
@@ -49,6 +56,9 @@ class LocalPods:
         while events := inotify.read(self._watch):
             if any(event.mask & inotify.OVERFLOW for event in events):
                 self.read_all()
+            if any(event.mask & inotify.IGNORED for event in events):
+                self.start()
+                return
             for name in dict.fromkeys(event.name for event in events if event.name[:1] not in ("", ".")):
                 self.read(name)
 
@@ -58,17 +68,25 @@ class LocalPods:
             self.read(name)
 
     def read(self, name: str) -> None:
-        """Reads a record again."""
-        pod, inode = None, 0
+        """Reads a record again; the pod of a damaged one keeps its policies until the agent restarts."""
+        self.damaged.discard(name)
         try:
             with open(records.path_of(name), "rb") as file:
-                pod, inode = records.parse(file.read(_MAX_BYTES)), os.fstat(file.fileno()).st_ino
-        except (FileNotFoundError, ValueError):  # DEL deletes a damaged one
-            pass
+                data, inode = file.read(_MAX_BYTES), os.fstat(file.fileno()).st_ino
+        except FileNotFoundError:
+            self._forget(name)
+            return
         except OSError:  # too many open files: the pod keeps its policies
             self._loop.call_at(now() + _RETRY_S, partial(self._reread, [name]))
             return
-        if pod is None or not (pod.namespace and pod.pod):
+        try:
+            pod = records.parse(data, name)
+        except ValueError:
+            self.damaged.add(name)
+            if name in self._inodes:
+                self._inodes[name] = inode
+            return
+        if not (pod.namespace and pod.pod):
             self._forget(name)
         elif (pod, inode) != (self.by_name.get(name), self._inodes.get(name)):
             self.by_name[name], self._inodes[name] = pod, inode

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterable
 
+from attachment.policy import port_guard, records
 from attachment.policy.records import PodRecord
 from kernel import sysctl
 from kernel.netfilter import nft_chains
@@ -62,6 +63,24 @@ def find_unfiltered_bridge(pods: Iterable[PodRecord]) -> str:
             return (
                 f'{setting} is not 1, so policies do not apply between pods of one bridge: set "bridgeNetfilter": true'
             )
+    return ""
+
+
+def find_unguarded_port(socket: NftSocket, pods: Iterable[PodRecord]) -> str:
+    """Returns a problem if a pod's port is not guarded, as after `nft flush ruleset`, else ""; raises KernelError."""
+    guarded = port_guard.list_ports(socket)
+    for pod in pods:
+        if pod.host_veth not in guarded and os.path.exists(f"/sys/class/net/{pod.host_veth}"):
+            text = f"the port {pod.host_veth} of pod {pod.namespace}/{pod.pod} is not guarded"
+            return f"{text}, so the pod can use other addresses: podwire repair {pod.network}"
+    return ""
+
+
+def find_damaged_record(names: Iterable[str]) -> str:
+    """Returns a problem if a file is not the record of its attachment, else ""."""
+    for name in sorted(names):
+        path = records.path_of(name)
+        return f"{path} is damaged: after a restart of the agent its pod has no policies: podwire repair NETWORK"
     return ""
 
 

@@ -12,7 +12,7 @@ Not thread-safe: only the agent's main thread uses it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from agent.policy.objects import ClusterPod, Namespace, Policy
@@ -148,6 +148,10 @@ class PolicySelection:
         """Returns whether a pod's object was deleted recently: the kubelet may still create a sandbox for it."""
         return uid in self._deleted
 
+    def pods_in(self, namespace: str) -> Iterable[ClusterPod]:
+        """Returns the objects of a namespace's pods."""
+        return self._pods.get(namespace, {}).values()
+
     def find_pod(self, namespace: str, name: str) -> ClusterPod | None:
         """Returns a pod with its addresses, from its record if it has one; None if the pod is unknown."""
         pods = self._pods_named((namespace, name)) or [*filter(None, [self._pods.get(namespace, {}).get(name)])]
@@ -173,7 +177,7 @@ class PolicySelection:
         self._change_owners(before, self._pods_named(name))
 
     def _pods_named(self, name: PodName) -> list[ClusterPod]:
-        """Returns the pods of a name: one for each record with its addresses, one with the others of the object's status.
+        """Returns the pods of a name: one for each record with its addresses, one with the others of status.podIPs.
 
         A pod with a record has its addresses even if its object is unknown, or finished: then no set contains them. The
         others are those of attachments without networkPolicy.

@@ -142,11 +142,14 @@ class PolicyService:
         self._is_scheduled = False
         if self._objects.are_synced and self._filter and not self._other_engine:
             try:
-                self._file.write(self._selection.policies)
+                file_problem = self._write_file()
                 self._local.read_changes()
                 self._apply(self._filter)
             except (KernelError, OSError) as error:
                 self._fail(str(error))
+                return
+            if file_problem:
+                self._fail(file_problem)
                 return
             self._failure, self._pending_since_s = "", 0.0
             self._answer()
@@ -155,6 +158,14 @@ class PolicyService:
                 gc.collect()
                 gc.freeze()
         self._report_problems()
+
+    def _write_file(self) -> str:
+        """Writes the file `namespaces`; returns a problem that concerns only new pods: the policies still change."""
+        try:
+            self._file.write(self._selection.policies)
+        except OSError as error:
+            return f"new pods may start without their policies: cannot write {table.NAMESPACES_FILE}: {error.strerror}"
+        return ""
 
     def _apply(self, policy_filter: PolicyFilter) -> None:
         """Applies records and selection to the packet filter."""
@@ -231,12 +242,20 @@ class PolicyService:
     def _check_node(self) -> None:
         """Looks for other policy engines and missing settings, and reads the counters of dropped packets."""
         before = self._other_engine
+        pods = self._local.by_name.values()
         with nft.open_socket() as socket:
             self._other_engine = preconditions.find_other_engine(socket)
+            unguarded = preconditions.find_unguarded_port(socket, pods)
         self._filter = self._filter or PolicyFilter(check_established=self._check_established)
         if before and not self._other_engine:
             self._schedule()
-        self._node_problems = [preconditions.find_unfiltered_bridge(self._local.by_name.values())]
+        if not self._gate.is_reachable():
+            self._gate.start()
+        self._node_problems = [
+            preconditions.find_unfiltered_bridge(pods),
+            unguarded,
+            preconditions.find_damaged_record(self._local.damaged),
+        ]
         self._node_problems += [preconditions.find_missing_key(self._conf)] if self._conf else []
         self._note = self._find_unfiltered_pods()
         self._report_problems()
@@ -274,11 +293,11 @@ class PolicyService:
         """Returns a note about pods of this node without record in namespaces with policies, "" if there are none."""
         recorded = {(pod.namespace, pod.pod) for pod in self._local.by_name.values()}
         names = {
-            f"{pod.namespace}/{pod.name}"
-            for pod in self._selection.owners.values()
-            if pod.node == self._node
-            and pod.namespace in self._selection.policies
-            and (pod.namespace, pod.name) not in recorded
+            f"{namespace}/{pod.name}"
+            for namespace in self._selection.policies
+            for pod in self._selection.pods_in(namespace)
+            if pod.node == self._node and pod.can_have_policies and pod.addresses and pod.precedence  # not terminating
+            if (namespace, pod.name) not in recorded
         }
         if not names:
             return ""

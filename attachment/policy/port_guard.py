@@ -20,6 +20,7 @@ not in the set `ports`, such as one of a network without networkPolicy, costs on
 
 from __future__ import annotations
 
+import errno
 from ipaddress import IPv6Address
 from typing import NamedTuple
 
@@ -27,9 +28,10 @@ from attachment.policy.records import PodRecord
 from attachment.policy.table import GUARD_BRIDGE_TABLE, GUARD_TABLE
 from cni.address import Address, parse_mac
 from cni.errors import internal
+from kernel.errors import KernelError
 from kernel.netfilter import base_table, nft, nft_rule, nft_set
 from kernel.netfilter.base_table import BaseTable
-from kernel.netfilter.nft import Chain, Hook, Table
+from kernel.netfilter.nft import Chain, Hook, NftSocket, Table
 from kernel.netfilter.nft_set import ADDRESS, INTERFACE_NAME, MAC_ADDRESS, Element, Part, Set, interface_key
 from kernel.netfilter.owned import REPAIR_HINT
 from process import record
@@ -139,6 +141,18 @@ def check(pod: PodRecord) -> None:
                 problem = f'set {element_set} has no element of "{pod.host_veth}"'
     if problem:
         raise internal(f"the port of the pod is not guarded: {problem}", REPAIR_HINT)
+
+
+def list_ports(socket: NftSocket) -> set[str]:
+    """Returns the names of all guarded ports; raises KernelError."""
+    ports: set[str] = set()
+    for guard in _GUARDS.values():
+        try:
+            ports.update(key.rstrip(b"\0").decode() for key in nft_set.list_keys(socket, guard.ports))
+        except KernelError as error:
+            if error.errno != errno.ENOENT:  # the table is missing
+                raise
+    return ports
 
 
 def keys(pod: PodRecord) -> list[tuple[Set, bytes]]:

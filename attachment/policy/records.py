@@ -97,7 +97,7 @@ def read(file_name: str) -> PodRecord:
     """Returns a record; raises OSError, FileNotFoundError if it is absent, ValueError."""
     fd = os.open(path_of(file_name), os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return parse(os.read(fd, _MAX_BYTES))
+        return parse(os.read(fd, _MAX_BYTES), file_name)
     finally:
         os.close(fd)
 
@@ -107,14 +107,17 @@ def get_time_ns(file_name: str) -> int:
     return os.stat(path_of(file_name)).st_mtime_ns
 
 
-def parse(data: bytes) -> PodRecord:
-    """Returns the record in a file's content; raises ValueError."""
+def parse(data: bytes, file_name: str) -> PodRecord:
+    """Returns the record in the content of a file; raises ValueError, also for a copy with another name."""
     try:
         fields = parse_fields(data)
         texts = {field: fields.string(key) for field, key in _KEYS.items()}
-        return PodRecord(**texts, addresses=tuple(map(parse_ip, fields.strings("addresses"))))
+        pod = PodRecord(**texts, addresses=tuple(map(parse_ip, fields.strings("addresses"))))
     except CniError as error:
         raise ValueError(str(error)) from None
+    if pod.file_name != file_name:
+        raise ValueError("it is the record of another attachment")
+    return pod
 
 
 def parse_fields(data: bytes) -> Fields:
@@ -149,7 +152,7 @@ def delete(file_name: str, release: Callable[[PodRecord], object]) -> None:
         if not os.fstat(fd).st_nlink:
             return  # another DEL has deleted it; the addresses may already be another pod's
         try:
-            pod = parse(os.read(fd, _MAX_BYTES))
+            pod = parse(os.read(fd, _MAX_BYTES), file_name)
         except ValueError as error:
             print(one_line(f"podwire: {path} is damaged, its addresses are unknown: {error}"), file=sys.stderr)
         else:

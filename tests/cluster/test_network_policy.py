@@ -251,6 +251,17 @@ def test_dropped_packets_are_counted_and_remove_deletes_the_filter(cluster):
     assert reaches(stranger, db)
 
 
+def test_port_without_guard_is_reported(cluster):
+    """After `nft flush ruleset` the agent names a pod's port that is not guarded; the printed command guards it."""
+    cluster.policy("shop", "deny", DENY)
+    wait_listed(cluster, "shop")
+    cluster.start("shop", "db", "db")
+    cluster.node.run("nft", "flush", "ruleset")
+    assert eventually(lambda: "of pod shop/db is not guarded" in cluster.agent.readiness()[1])
+    cluster.node.run(cluster.node.tool, "repair", "podwire")
+    assert eventually(lambda: "is not guarded" not in cluster.agent.readiness()[1])
+
+
 def test_the_tool_names_the_policy(cluster):
     """`podwire policy why`, `trace` and `test` name the policy that denies; doctor does not report what it drops."""
     cluster.policy("shop", "from-clients", FROM_CLIENTS)

@@ -4,10 +4,12 @@ import errno
 import fcntl
 import json
 import queue
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,15 +28,18 @@ from attachment.policy.records import PodRecord
 from kernel.netfilter import nft
 from process.loop import Loop, now
 from process.signals import Terminated
+from tests.support.errors import failure_of
 from tests.support.policy_node import private_directory
 
 ADDRESS = "10.22.0.7"
+ON_NODE: Any = {"spec": {"nodeName": "node-1"}, "status": {"phase": "Running", "podIP": ADDRESS}}
 DENY: Any = {"metadata": {"namespace": "shop", "name": "deny"}, "spec": {"podSelector": {}}}
 
 
 def pod(name="db", uid="1", **labels):
     """Returns a pod's object, without an address in its status."""
-    return {"metadata": {"namespace": "shop", "name": name, "uid": uid, "labels": labels}}
+    metadata = {"namespace": "shop", "name": name, "uid": uid, "labels": labels}
+    return {"metadata": {**metadata, "creationTimestamp": "2026-11-29T10:00:00Z"}}
 
 
 class Script:
@@ -113,8 +118,9 @@ def script(host):
 
 
 @pytest.fixture
-def agent(script):
-    """A service with one policy, which isolates all pods of the namespace shop."""
+def agent(script, monkeypatch):
+    """A service with one policy, which isolates all pods of the namespace shop; it often looks at the node."""
+    monkeypatch.setattr("agent.policy.service._NODE_S", 0.2)
     script.objects[POLICIES] = [DENY]
     running = Agent(script)
     assert running.until(lambda: not running.problem)
@@ -266,12 +272,71 @@ def test_a_flushed_ruleset_is_repaired_within_moments(script, agent, host):
 def test_pods_that_started_without_policies_are_named(script, agent):
     """Running pods of this node without record are no problem, but a note that names them."""
     old = pod("old", "7")
-    document = {**old, "spec": {"nodeName": "node-1"}, "status": {"phase": "Running", "podIP": ADDRESS}}
+    document = {**old, **ON_NODE}
     script.events[PODS].put(WatchEvent("ADDED", document))
     assert agent.until(lambda: "shop/old" in agent.note)
     write_record("old", "7")
     assert agent.until(lambda: not agent.note)
     assert not agent.problem
+
+
+def test_damaged_record_keeps_its_pod_isolated(script, agent, host):
+    """The pod of a record that another program has damaged keeps its policies, and the file is named."""
+    name = write_record()
+    assert agent.until(lambda: isolated(host))
+    draft = Path(records.path_of(".draft"))
+    draft.write_text("[")
+    draft.rename(records.path_of(name))
+    assert agent.until(lambda: f"{records.path_of(name)} is damaged" in agent.problem)
+    script.events[POLICIES].put(WatchEvent("MODIFIED", {**DENY, "spec": {"policyTypes": ["Ingress", "Egress"]}}))
+    egress = ("nft", "list", "map", "inet", table.TABLE.name, table.EGRESS[4].name)
+    assert agent.until(lambda: ADDRESS in host.run(*egress))
+    assert isolated(host)
+    write_record()
+    assert agent.until(lambda: not agent.problem)
+
+
+def test_deleted_directory_is_created_again(script, agent, host):
+    """When another program has deleted the directory of records, the pods are named, and new records are read."""
+    script.events[PODS].put(WatchEvent("MODIFIED", {**pod(), **ON_NODE}))
+    write_record()
+    assert agent.until(lambda: isolated(host))
+    shutil.rmtree(table.PODS_DIRECTORY)
+    assert agent.until(lambda: "shop/db" in agent.note)
+    write_record()
+    assert agent.until(lambda: isolated(host) and not agent.note)
+
+
+def test_policies_change_although_the_file_cannot_be_written(script, agent, host):
+    """When the list of namespaces cannot be written, the filter still follows, and the file is named."""
+    write_record()
+    assert agent.until(lambda: isolated(host))
+    Path(table.NAMESPACES_FILE).unlink()
+    Path(table.NAMESPACES_FILE).mkdir()
+    script.events[POLICIES].put(WatchEvent("DELETED", DENY))
+    assert agent.until(lambda: not isolated(host))
+    assert f"cannot write {table.NAMESPACES_FILE}" in agent.problem
+    Path(table.NAMESPACES_FILE).rmdir()
+    assert agent.until(lambda: not agent.problem)
+
+
+def test_deleted_socket_is_created_again(script, agent):
+    """When another program has deleted the socket, ADD is answered again."""
+    script.events[PODS].put(WatchEvent("ADDED", pod()))
+    Path(table.GATE_SOCKET).unlink()
+    assert agent.until(lambda: Path(table.GATE_SOCKET).exists())
+    assert agent.until(Add(write_record()).is_answered)
+
+
+def test_nested_request_is_refused(script, agent):
+    """A request that is nested too deeply is answered by an end, and the next one as ever."""
+    script.events[PODS].put(WatchEvent("ADDED", pod()))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(table.GATE_SOCKET)
+        client.send(b"[" * 4000)
+        client.setblocking(False)
+        assert agent.until(lambda: failure_of(lambda: client.recv(1), BlockingIOError) is None)
+    assert agent.until(Add(write_record()).is_answered)
 
 
 def test_objects_that_cannot_be_read(script, agent, host):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from attachment.policy import gate, records, table
 from attachment.policy.records import PodRecord
 from cni.errors import CniError
+from kernel.netfilter import nft_rule
 from tests.support import policy_node
 from tests.support.errors import failure_of
 from tests.support.policy_node import agent, write_namespaces
@@ -71,7 +72,7 @@ def test_record_is_read_as_it_was_written(directory):
 def test_any_bytes_are_a_record_or_refused(data):
     """Any file is a record, or refused with ValueError."""
     with suppress(ValueError):
-        assert isinstance(records.parse(data), PodRecord)
+        assert isinstance(records.parse(data, POD.file_name), PodRecord)
 
 
 def test_delete_keeps_the_record_if_the_release_fails():
@@ -113,6 +114,30 @@ def test_file_that_is_no_list_counts_as_none(directory, text):
     """A file that cannot be read as a list keeps the pod waiting."""
     (directory / "namespaces").write_text(text.replace("BOOT", POD.boot))
     assert gate.read_namespaces(POD.boot) is None
+
+
+def test_copy_is_no_record(directory):
+    """A copy of a record under another name is not the record of a pod, so GC and the agent leave it alone."""
+    records.write(POD)
+    (directory / "pods" / "copy").write_bytes((directory / "pods" / POD.file_name).read_bytes())
+    with pytest.raises(ValueError, match="another attachment"):
+        records.read("copy")
+
+
+@pytest.mark.parametrize(
+    ("policies", "parsed"),
+    [
+        (("a", "b"), (("a", "b"), True)),
+        ((), ((), True)),
+        (("a" * 60, "b" * 60), (("a" * 60,), False)),
+        (("a" * 200,), (("a" * 111,), False)),
+    ],
+)
+def test_cut_comment(policies, parsed):
+    """Of a comment that the kernel has cut, the complete names are parsed, or the part of the only one."""
+    comment = table.ChainSubject("ingress", "shop", policies).comment()[: nft_rule.COMMENT_MAX]
+    subject, is_complete = table.ChainSubject.parse(comment)
+    assert (subject[:2], (subject.policies, is_complete)) == (("ingress", "shop"), parsed)
 
 
 def test_absent_agent(directory):
