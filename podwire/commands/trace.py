@@ -18,7 +18,7 @@ from podwire.command import (
 )
 from podwire.node.inspection import read_snapshot
 from podwire.output import Cell, Output
-from podwire.trace import destination, run
+from podwire.trace import destination, network_policy, run
 from podwire.trace.outside import ExternalHost, joined
 from podwire.trace.place import EXTERNAL, NODE
 from podwire.trace.run import Trace
@@ -96,7 +96,7 @@ def _print(trace: Trace, out: Output) -> None:
         print_suspect(trace.suspect, out, "")
     for text in trace.unseen:
         out.print(Cell("not seen:", "warning"), text)
-    if not trace.outcome.is_ok:
+    if not trace.outcome.is_ok and not (trace.suspect and trace.suspect.name == network_policy.NAME):
         out.print(NEXT)
 
 

@@ -21,7 +21,7 @@ from podwire.probe.attempt import Attempt, OwnerSearch, run_all
 from podwire.probe.paths import DATAGRAM, DUPLICATE, QUERY, STREAM, Path
 from podwire.probe.policies import PolicyQuestions
 from podwire.probe.transfer import PortInUseError, Stage, Transfer
-from podwire.trace import judge
+from podwire.trace import judge, network_policy
 from podwire.trace import run as tracing
 from podwire.trace.destination import source_address
 from podwire.trace.exchange import Exchange, Flow
@@ -112,7 +112,9 @@ def test_pods(
                     if denial:
                         yield result._replace(state=PathState.DENIED, detail=denial)
                     else:
-                        yield _with_suspect(topology, result, ended, traced, unseen)
+                        traced_result = _with_suspect(topology, result, ended, traced, unseen)
+                        is_denied = traced_result.suspect and traced_result.suspect.name == network_policy.NAME
+                        yield traced_result._replace(state=PathState.DENIED) if is_denied else traced_result
                 elif result.state is PathState.OK and (stale := tracing.find_stale(topology, result.path.flow)):
                     yield result._replace(state=PathState.LOST, suspect=stale, detail="for some clients")
                 else:
