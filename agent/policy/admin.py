@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from ipaddress import ip_address
 from typing import NamedTuple
 
 from agent.http_server import BAD_REQUEST, UNAVAILABLE, Answer, Pages, Refusal, json_answer
-from agent.policy.evaluator import ClusterState, PodConnection, decide_direction
+from agent.policy.evaluator import ClusterState, Decision, PodConnection, decide_direction
 from agent.policy.filter_table import FilterTable
-from agent.policy.objects import EGRESS, INGRESS, LAST_PORT, Policy
+from agent.policy.objects import EGRESS, INGRESS, LAST_PORT, ClusterPod, Policy
 from agent.policy.selection import RECORD_PRECEDENCE, PolicySelection
 from cni.address import Address, format_ip, parse_ip
 from kernel.address import list_elsewhere
@@ -173,11 +173,34 @@ class PolicyAdmin:
                 cause = f"the agent has no object of pod {local.name} yet, and its namespace {local.namespace}"
                 return False, f"{cause} has policies: the pod is isolated until the object arrives"
         pod, decision = cluster.pods.get(address), decide_direction(cluster, connection, direction)
-        if pod and pod.node != self._node and not decision.allowed:
-            return False, f"{decision.describe()}, unless that is an address of node {pod.node}"
-        if pod and pod.node == self._node and pod.precedence != RECORD_PRECEDENCE:
+        if pod is None or not decision.policies:
+            return decision.allowed, decision.describe()
+        if pod.node == self._node and pod.precedence != RECORD_PRECEDENCE:
             return True, f"no policy covers {pod.name}, which started without networkPolicy: recreate it"
-        return decision.allowed, decision.describe()
+        return decision.allowed, "; ".join((decision.describe(), *self._notes(cluster, decision, pod)))
+
+    def _notes(self, cluster: ClusterState, decision: Decision, pod: ClusterPod) -> Iterator[str]:
+        """Yields what the decision about a pod does not consider, and names of ports that match nothing."""
+        connection, is_egress = decision.connection, decision.direction == EGRESS
+        peer = connection.destination if is_egress else connection.source
+        if not decision.allowed:
+            yield from _unknown_port_names(cluster, decision)
+        if peer not in cluster.pods and is_egress:
+            yield "if it is the address of a Service, name one of its pods"
+        if peer not in cluster.pods and pod.node != self._node and not decision.allowed:
+            yield f"addresses of node {pod.node} are allowed"
+
+
+def _unknown_port_names(cluster: ClusterState, decision: Decision) -> Iterator[str]:
+    """Yields the ports that rules of a denial name, and no container of the destination has."""
+    destination = cluster.pods.get(decision.connection.destination)
+    if destination is None:
+        return
+    known = {port.name for port in destination.ports}
+    rules = ((policy, rule) for policy in decision.policies for rule in policy.rules(decision.direction) or ())
+    for policy, port in ((policy, port) for policy, rule in rules for port in rule.ports or ()):
+        if port.name and port.name not in known:
+            yield f"{policy.name}: no container of {destination.name} has a port named {port.name}"
 
 
 def _parse(body: bytes) -> tuple[str, str, str, int]:

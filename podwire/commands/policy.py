@@ -27,7 +27,8 @@ that drops it."""
 _LIST = """\
 Prints the policies that the agent knows: the directions in which they isolate pods, the number of pods of this node
 that they select, and the number of dropped packets. Policies that select the same pods share a counter, so a dropped
-packet counts for each of them. A second table lists the pods of this node and their policies.
+packet counts for each of them; the counter starts again when one of them comes or goes. A second table lists the pods
+of this node and their policies.
 
 Exit status: 0; 1 if the agent does not enforce all policies, with the reason printed; 3 if the agent does not answer.
 
@@ -60,7 +61,7 @@ def _list(context: Context, options: Namespace) -> ExitStatus:
     out.print_json(document)
     policies, pods, problem = fields.objects("policies"), fields.objects("pods"), fields.string("problem")
     if policies:
-        titles = ("NAMESPACE", "POLICY", "ISOLATES", "PODS", "DROPPED PACKETS")
+        titles = ("NAMESPACE", "POLICY", "ISOLATES", "PODS HERE", "DROPPED PACKETS")
         out.print_table(titles, list(map(_policy_row, policies)))
     if pods:
         out.print_table(("POD", "ADDRESSES", "POLICIES"), [_pod_row(pod) for pod in pods])

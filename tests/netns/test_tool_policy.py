@@ -74,13 +74,18 @@ def test_a_connection_is_explained_at_both_ends(agent, path):
         ("127.0.0.1", "shop/web-0:80", True, "its node"),
         ("shop/web-0", "shop/new-0:80", False, "has no object of pod new-0 yet"),
         ("shop/web-0", "shop/old-0:80", True, "no policy covers old-0, which started without networkPolicy"),
-        ("203.0.113.9", "shop/far-0:80", False, "from 203.0.113.9, unless that is an address of node n2"),
+        ("shop/web-0", "shop/typo-0:80", False, "typo: no container of typo-0 has a port named htttp"),
+        ("203.0.113.9", "shop/far-0:80", False, "from 203.0.113.9; addresses of node n2 are allowed"),
     ],
 )
 def test_ends_and_protocols(agent, path, source, destination, allowed, reason):
     """An end is a pod of any node or an address; without a port it is a ping; the node and the pod itself pass."""
     agent.record("shop", "new-0", ["10.0.0.9"])
     agent.pod("shop", "old-0", "10.0.0.8", recorded=False)
+    agent.pod("shop", "typo-0", "10.0.0.7")
+    agent.policy(
+        "shop", "typo", podSelector={"matchLabels": {"app": "typo-0"}}, ingress=[{"ports": [{"port": "htttp"}]}]
+    )
     status, document = why(path, source, destination)
     assert (status, {one["allowed"] for one in document["connections"]}) == (0 if allowed else 1, {allowed})
     assert reason in document["connections"][0]["ingress"]["reason"]
