@@ -110,6 +110,8 @@ def _run(settings: Settings, log: Log) -> int:
     else:
         _serve(settings, agent, services)
     agent.start()
+    if not (settings.network_policy or settings.once or settings.dry_run):
+        policy_service.delete_filter()
     log.write("info", "started", routes=settings.routes, server=server.url if server else "")
     events.start()
     for service in services:

@@ -307,11 +307,19 @@ class PolicyService:
 
 def remove() -> None:
     """Deletes the packet filter, and the files for ADD; raises KernelError, OSError."""
-    if not os.path.isdir(table.DIRECTORY):
-        return  # no agent of this boot has enforced policies
+    delete_filter()
     for path in (table.NAMESPACES_FILE, table.GATE_SOCKET):
         with suppress(FileNotFoundError):
             os.unlink(path)
+
+
+def delete_filter() -> None:
+    """Deletes the packet filter; raises KernelError.
+
+    The file of namespaces stays: if the network still has the key, ADDs of these namespaces fail, and say why.
+    """
+    if not os.path.isdir(table.DIRECTORY):
+        return  # no agent of this boot has enforced policies
     with suppress(nft.UnavailableError):
         policy_filter = PolicyFilter()
         policy_filter.delete()

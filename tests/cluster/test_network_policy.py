@@ -251,6 +251,18 @@ def test_dropped_packets_are_counted_and_remove_deletes_the_filter(cluster):
     assert reaches(stranger, db)
 
 
+def test_agent_without_the_option_ends_the_policies(cluster):
+    """An agent that starts without --network-policy deletes the filter: nothing would keep it up to date."""
+    cluster.policy("shop", "deny", DENY)
+    wait_listed(cluster, "shop")
+    stranger, db = cluster.start("web", "stranger", "other"), cluster.start("shop", "db", "db")
+    assert not reaches(stranger, db)
+    cluster.world.options = tuple(each for each in cluster.world.options if each != "--network-policy")
+    cluster.world.restart(0).wait_ready()
+    assert reaches(stranger, db)
+    assert "podwire_policy" not in cluster.node.run("nft", "list", "tables")
+
+
 def test_port_without_guard_is_reported(cluster):
     """After `nft flush ruleset` the agent names a pod's port that is not guarded; the printed command guards it."""
     cluster.policy("shop", "deny", DENY)
@@ -284,6 +296,19 @@ def test_the_tool_names_the_policy(cluster):
     assert "\n0 problems" in doctor
     cluster.schedule("web", "stranger", "client")
     assert eventually(lambda: cluster.node.done(*why).returncode == 0)
+
+
+@pytest.mark.parametrize("cluster", [2], indirect=True)
+def test_trace_names_the_policy_of_a_pod_on_another_node(cluster):
+    """A packet that leaves the node, and that policies deny at the other end, is not lost beyond the node."""
+    cluster.policy("shop", "from-clients", FROM_CLIENTS)
+    wait_listed(cluster, "shop")
+    cluster.start("web", "stranger", "other")
+    address = cluster.start("shop", "db", "db", number=1).addresses[4]
+    trace = cluster.node.done(cluster.node.tool, "trace", "web/stranger", f"{address}:80").stdout
+    assert "no policy allows tcp 80 from stranger of namespace web" in trace.replace("\n  ", " "), trace
+    assert f"look: podwire policy why web/stranger {address}:80" in trace
+    assert "podwire doctor" not in trace
 
 
 @pytest.mark.long
