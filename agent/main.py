@@ -45,6 +45,7 @@ from agent.settings import Settings, parse, socket_path
 from attachment.masquerade import cluster as masquerade
 from attachment.masquerade.cluster import ClusterNetworks
 from cni.errors import CniError, Code
+from kernel.errors import KernelError
 from process import record, signals
 from process.loop import Loop, now
 from process.signals import Terminated
@@ -111,7 +112,7 @@ def _run(settings: Settings, log: Log) -> int:
         _serve(settings, agent, services)
     agent.start()
     if not (settings.network_policy or settings.once or settings.dry_run):
-        policy_service.delete_filter()
+        _delete_filter(log)
     log.write("info", "started", routes=settings.routes, server=server.url if server else "")
     events.start()
     for service in services:
@@ -183,6 +184,15 @@ def _end_when_done(loop: Loop, agent: Agent, end_s: float) -> None:
     if agent.is_done or now() > end_s:
         raise _Finished
     loop.call_at(now() + _ONCE_CHECK_S, partial(_end_when_done, loop, agent, end_s))
+
+
+def _delete_filter(log: Log) -> None:
+    """Deletes the packet filter of an agent that enforced network policies."""
+    try:
+        if policy_service.delete_filter():
+            log.write("warning", "network policies are off: their packet filter is deleted")
+    except KernelError as error:
+        log.write("warning", f"cannot delete the packet filter of network policies: {error}")
 
 
 def _remove(settings: Settings, log: Log) -> int:

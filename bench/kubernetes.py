@@ -43,7 +43,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _OPERATIONS = re.compile(
     r'^containerd_cri_network_plugin_operations_duration_seconds_seconds_sum\{operation_type="(\w+)"\} (\S+)$', re.M
 )
-# Not of DEL: kubelet may stop a pod twice at once, and the second DEL of the reference plugins fails then.
+# DEL errors are not counted: kubelet may stop a pod twice at once, and a reference plugin's second DEL fails then.
 _ERRORS = re.compile(r'^containerd_cri_network_plugin_operations_errors_\w+\{operation_type="set_up_pod"\}', re.M)
 _VERBS = {"set_up_pod": "ADD", "tear_down_pod": "DEL"}
 

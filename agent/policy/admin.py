@@ -176,31 +176,32 @@ class PolicyAdmin:
         if pod is None or not decision.policies:
             return decision.allowed, decision.describe()
         if pod.node == self._node and pod.precedence != RECORD_PRECEDENCE:
-            return True, f"no policy covers {pod.name}, which started without networkPolicy: recreate it"
+            return (
+                True,
+                f"policies do not apply to {pod.name}: it has no record, as if it started without networkPolicy",
+            )
         return decision.allowed, "; ".join((decision.describe(), *self._notes(cluster, decision, pod)))
 
     def _notes(self, cluster: ClusterState, decision: Decision, pod: ClusterPod) -> Iterator[str]:
         """Yields what the decision about a pod does not consider, and names of ports that match nothing."""
         connection, is_egress = decision.connection, decision.direction == EGRESS
         peer = connection.destination if is_egress else connection.source
-        if not decision.allowed:
+        if not decision.allowed and not is_egress:
             yield from _unknown_port_names(cluster, decision)
         if peer not in cluster.pods and is_egress:
-            yield "if it is the address of a Service, name one of its pods"
+            yield "policies never see a Service's address: name one of its pods"
         if peer not in cluster.pods and pod.node != self._node and not decision.allowed:
-            yield f"addresses of node {pod.node} are allowed"
+            yield f"if it is an address of node {pod.node}, it is allowed"
 
 
 def _unknown_port_names(cluster: ClusterState, decision: Decision) -> Iterator[str]:
-    """Yields the ports that rules of a denial name, and no container of the destination has."""
+    """Yields the port names of a denial's rules that no container of the destination has."""
     destination = cluster.pods.get(decision.connection.destination)
-    if destination is None:
-        return
-    known = {port.name for port in destination.ports}
-    rules = ((policy, rule) for policy in decision.policies for rule in policy.rules(decision.direction) or ())
-    for policy, port in ((policy, port) for policy, rule in rules for port in rule.ports or ()):
-        if port.name and port.name not in known:
-            yield f"{policy.name}: no container of {destination.name} has a port named {port.name}"
+    known = {(port.name, port.protocol) for port in destination.ports} if destination else set()
+    rules = [rule for policy in decision.policies for rule in policy.rules(decision.direction) or ()]
+    names = {port.name for rule in rules for port in rule.ports or () if (port.name, port.protocol) not in known}
+    for name in sorted(names - {""} if destination else ()):
+        yield f"a rule has the port {name}, which no container of this pod has"
 
 
 def _parse(body: bytes) -> tuple[str, str, str, int]:

@@ -46,7 +46,7 @@ class GateServer:
     def start(self) -> None:
         """Starts to listen, and only then renames the socket to its path; raises OSError.
 
-        It starts again if the path is no longer this socket's.
+        Called again, it replaces the socket.
         """
         if self._socket:
             self._loop.unwatch(self._socket.fileno())

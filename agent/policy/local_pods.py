@@ -37,12 +37,13 @@ class LocalPods:
     def start(self) -> None:
         """Creates the directory if it is missing, follows it, and reads all records; raises OSError.
 
-        It starts again when the directory is deleted.
+        `read_changes` calls it again after the directory was deleted.
         """
-        directories.create(table.PODS_DIRECTORY)
         if self._watch >= 0:
             self._loop.unwatch(self._watch)
             os.close(self._watch)
+            self._watch = -1
+        directories.create(table.PODS_DIRECTORY)
         self._watch = inotify.open_watch(table.PODS_DIRECTORY, inotify.MOVED_TO | inotify.DELETED)
         self._loop.watch(self._watch, self._on_event)
         self.read_all()
@@ -52,7 +53,9 @@ class LocalPods:
         self._on_change()
 
     def read_changes(self) -> None:
-        """Reads the changed records at once: the loop may not have reported the event yet."""
+        """Reads the changed records at once: the loop may not have reported the event yet. Raises OSError."""
+        if self._watch < 0:
+            self.start()
         while events := inotify.read(self._watch):
             if any(event.mask & inotify.OVERFLOW for event in events):
                 self.read_all()
@@ -64,7 +67,7 @@ class LocalPods:
 
     def read_all(self) -> None:
         """Reads all records again."""
-        for name in {*self.by_name, *records.list_file_names()}:
+        for name in {*self.by_name, *self.damaged, *records.list_file_names()}:
             self.read(name)
 
     def read(self, name: str) -> None:

@@ -24,9 +24,9 @@ class NamespacesFile:
         self._written: frozenset[str] | None = None
 
     def write(self, namespaces: Iterable[str]) -> None:
-        """Replaces the file if the namespaces differ from those written last; raises OSError."""
+        """Replaces the file if it is missing, or the namespaces differ from those written last; raises OSError."""
         names = frozenset(namespaces)
-        if names == self._written:
+        if names == self._written and os.path.exists(table.NAMESPACES_FILE):
             return
         document = {
             "boot": self._boot,

@@ -1,4 +1,4 @@
-"""Finds missing settings of a node that network policies need, and policy engines that exclude podwire's.
+"""Finds what keeps network policies from applying on a node: settings, other engines, ports, records.
 
 This module only reads.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from attachment.policy import port_guard, records
 from attachment.policy.records import PodRecord
 from kernel import sysctl
-from kernel.netfilter import nft_chains
+from kernel.netfilter import nft, nft_chains
 from kernel.netfilter.nft import NftSocket
 
 # Prefixes of names of chains and tables. Of two engines on a node, each would drop packets that only the other allows.
@@ -66,21 +66,28 @@ def find_unfiltered_bridge(pods: Iterable[PodRecord]) -> str:
     return ""
 
 
-def find_unguarded_port(socket: NftSocket, pods: Iterable[PodRecord]) -> str:
-    """Returns a problem if a pod's port is not guarded, as after `nft flush ruleset`, else ""; raises KernelError."""
-    guarded = port_guard.list_ports(socket)
-    for pod in pods:
-        if pod.host_veth not in guarded and os.path.exists(f"/sys/class/net/{pod.host_veth}"):
-            text = f"the port {pod.host_veth} of pod {pod.namespace}/{pod.pod} is not guarded"
-            return f"{text}, so the pod can use other addresses: podwire repair {pod.network}"
+def find_unguarded_ports(pods: Iterable[PodRecord]) -> set[PodRecord]:
+    """Returns the pods whose port exists and is not guarded, as after `nft flush ruleset`; raises KernelError."""
+    with nft.open_socket() as socket:
+        guarded = port_guard.list_ports(socket)
+    return {pod for pod in pods if pod.host_veth not in guarded and os.path.exists(f"/sys/class/net/{pod.host_veth}")}
+
+
+def describe_unguarded(pods: Iterable[PodRecord]) -> str:
+    """Returns a problem that names one of these pods, "" without any."""
+    for pod in sorted(pods, key=lambda pod: (pod.namespace, pod.pod)):
+        text = f"the port {pod.host_veth} of pod {pod.namespace}/{pod.pod} is not guarded"
+        return f"{text}, so the pod can use other addresses: podwire repair {pod.network}"
     return ""
 
 
-def find_damaged_record(names: Iterable[str]) -> str:
-    """Returns a problem if a file is not the record of its attachment, else ""."""
+def describe_damaged(names: Iterable[str], pods: Mapping[str, PodRecord]) -> str:
+    """Returns a problem that names one of these files, which are not the records of their attachments, or ""."""
     for name in sorted(names):
-        path = records.path_of(name)
-        return f"{path} is damaged: after a restart of the agent its pod has no policies: podwire repair NETWORK"
+        problem = f"{records.path_of(name)} is not the record of an attachment"
+        if name in pods:
+            return f"{problem}: podwire repair {pods[name].network}"
+        return f"{problem}: its pod, if it has one, has no policies: podwire repair NETWORK, then delete the file"
     return ""
 
 

@@ -33,13 +33,14 @@ from agent.policy.selection import PolicySelection
 from agent.readiness import joined
 from agent.settings import STRICT, Settings
 from attachment.policy import table
+from attachment.policy.records import PodRecord
 from cni.errors import from_os_error
 from kernel.errors import KernelError
 from kernel.netfilter import nft
 from process.loop import Loop, now
 
 _COMPARE_S = 300.0  # compares the whole filter with the kernel's: another program may have changed it
-_NODE_S = 10.0  # looks for other policy engines and missing settings, and reads the counters
+_NODE_S = 10.0  # looks for what keeps policies from applying, and reads the counters
 _BASE_CHAINS_S = 1.0  # counts the base rules: another program may have flushed the ruleset
 _RETRY_S = 2.0
 _POLL_S = 0.02  # an event of the policies' watch that changes no policy does not wake the main thread
@@ -82,6 +83,7 @@ class PolicyService:
         self._drops: dict[str, int] = {}
         self._failure = self._other_engine = self._note = ""
         self._node_problems: list[str] = []
+        self._unguarded: set[PodRecord] = set()
         self._problem = "starting"
         self.admin = PolicyAdmin(
             self._selection,
@@ -148,10 +150,9 @@ class PolicyService:
             except (KernelError, OSError) as error:
                 self._fail(str(error))
                 return
+            self._failure, self._pending_since_s = file_problem, 0.0
             if file_problem:
-                self._fail(file_problem)
-                return
-            self._failure, self._pending_since_s = "", 0.0
+                self._loop.call_at(now() + _RETRY_S, self._schedule)
             self._answer()
             self._set_metrics()
             if not gc.get_freeze_count():  # once: a full collection would take 0.1 s for each 30,000 pods
@@ -160,11 +161,12 @@ class PolicyService:
         self._report_problems()
 
     def _write_file(self) -> str:
-        """Writes the file `namespaces`; returns a problem that concerns only new pods: the policies still change."""
+        """Writes the file `namespaces`; returns a problem, despite which the filter changes and ADDs are answered."""
         try:
             self._file.write(self._selection.policies)
         except OSError as error:
-            return f"new pods may start without their policies: cannot write {table.NAMESPACES_FILE}: {error.strerror}"
+            problem = f"cannot write {table.NAMESPACES_FILE}: {error.strerror}"
+            return f"{problem}: pods of namespaces that it does not list may start before their policies are in force"
         return ""
 
     def _apply(self, policy_filter: PolicyFilter) -> None:
@@ -240,26 +242,37 @@ class PolicyService:
             self._fail(str(error))
 
     def _check_node(self) -> None:
-        """Looks for other policy engines and missing settings, and reads the counters of dropped packets."""
+        """Looks for what keeps policies from applying, and reads the counters of dropped packets."""
         before = self._other_engine
-        pods = self._local.by_name.values()
         with nft.open_socket() as socket:
             self._other_engine = preconditions.find_other_engine(socket)
-            unguarded = preconditions.find_unguarded_port(socket, pods)
         self._filter = self._filter or PolicyFilter(check_established=self._check_established)
         if before and not self._other_engine:
             self._schedule()
-        if not self._gate.is_reachable():
-            self._gate.start()
+        pods = self._local.by_name
+        before_unguarded, self._unguarded = self._unguarded, preconditions.find_unguarded_ports(pods.values())
         self._node_problems = [
-            preconditions.find_unfiltered_bridge(pods),
-            unguarded,
-            preconditions.find_damaged_record(self._local.damaged),
+            self._gate_problem(),
+            preconditions.find_unfiltered_bridge(pods.values()),
+            # ADD writes the record, then guards the port: only two looks find a fault.
+            preconditions.describe_unguarded(before_unguarded & self._unguarded),
+            preconditions.describe_damaged(self._local.damaged, pods),
         ]
         self._node_problems += [preconditions.find_missing_key(self._conf)] if self._conf else []
         self._note = self._find_unfiltered_pods()
         self._report_problems()
         self._read_drops(self._filter)
+
+    def _gate_problem(self) -> str:
+        """Listens again if another program has deleted the socket; returns why that failed, or ""."""
+        try:
+            if not self._gate.is_reachable():
+                self._gate.start()
+        except OSError as error:
+            return (
+                f"cannot listen on {table.GATE_SOCKET}: {error.strerror}: pods of namespaces with policies do not start"
+            )
+        return ""
 
     def _check_base_chains(self) -> None:
         """Repairs the filter soon after another program has flushed the ruleset, such as firewalld when it restarts."""
@@ -302,7 +315,7 @@ class PolicyService:
         if not names:
             return ""
         pods = joined(sorted(names))
-        return f"no policy covers the pods that started without networkPolicy: {pods}: recreate them"
+        return f"policies do not apply to pods without a record, as those that started without networkPolicy: {pods}"
 
 
 def remove() -> None:
@@ -313,14 +326,16 @@ def remove() -> None:
             os.unlink(path)
 
 
-def delete_filter() -> None:
-    """Deletes the packet filter; raises KernelError.
+def delete_filter() -> bool:
+    """Deletes the packet filter; returns whether it was in force. Raises KernelError.
 
     The file of namespaces stays: if the network still has the key, ADDs of these namespaces fail, and say why.
     """
-    if not os.path.isdir(table.DIRECTORY):
-        return  # no agent of this boot has enforced policies
-    with suppress(nft.UnavailableError):
+    try:
         policy_filter = PolicyFilter()
-        policy_filter.delete()
-        policy_filter.close()
+    except nft.UnavailableError:
+        return False
+    was_in_force = policy_filter.is_complete()
+    policy_filter.delete()
+    policy_filter.close()
+    return was_in_force

@@ -153,11 +153,13 @@ def refuse_unavailable(guard: str) -> None:
 
 
 def _get_record(file_name: str) -> PodRecord:
-    """Returns a record; raises CniError(999) if it is missing."""
+    """Returns a record; raises CniError(999) if it is missing or damaged."""
     try:
         return records.read(file_name)
     except (OSError, ValueError) as error:
-        raise internal(f"the record of the pod for podwire-agent is missing: {error}", REPAIR_HINT) from error
+        raise internal(
+            f"the record of the pod for podwire-agent is missing or damaged: {error}", REPAIR_HINT
+        ) from error
 
 
 def _is_stale(file_name: str, net_conf: NetConf, listed_at_ns: int) -> bool:

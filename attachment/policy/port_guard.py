@@ -20,7 +20,6 @@ not in the set `ports`, such as one of a network without networkPolicy, costs on
 
 from __future__ import annotations
 
-import errno
 from ipaddress import IPv6Address
 from typing import NamedTuple
 
@@ -28,7 +27,6 @@ from attachment.policy.records import PodRecord
 from attachment.policy.table import GUARD_BRIDGE_TABLE, GUARD_TABLE
 from cni.address import Address, parse_mac
 from cni.errors import internal
-from kernel.errors import KernelError
 from kernel.netfilter import base_table, nft, nft_rule, nft_set
 from kernel.netfilter.base_table import BaseTable
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Table
@@ -144,15 +142,9 @@ def check(pod: PodRecord) -> None:
 
 
 def list_ports(socket: NftSocket) -> set[str]:
-    """Returns the names of all guarded ports; raises KernelError."""
-    ports: set[str] = set()
-    for guard in _GUARDS.values():
-        try:
-            ports.update(key.rstrip(b"\0").decode() for key in nft_set.list_keys(socket, guard.ports))
-        except KernelError as error:
-            if error.errno != errno.ENOENT:  # the table is missing
-                raise
-    return ports
+    """Returns the names of all guarded ports, none without the tables; raises KernelError."""
+    keys_of_all = (key for guard in _GUARDS.values() for key in nft_set.list_keys(socket, guard.ports))
+    return {key.rstrip(b"\0").decode() for key in keys_of_all}
 
 
 def keys(pod: PodRecord) -> list[tuple[Set, bytes]]:

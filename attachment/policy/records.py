@@ -108,7 +108,7 @@ def get_time_ns(file_name: str) -> int:
 
 
 def parse(data: bytes, file_name: str) -> PodRecord:
-    """Returns the record in the content of a file; raises ValueError, also for a copy with another name."""
+    """Returns the record in a file's content; raises ValueError if it is not that of the attachment `file_name`."""
     try:
         fields = parse_fields(data)
         texts = {field: fields.string(key) for field, key in _KEYS.items()}

@@ -51,7 +51,7 @@ class ChainSubject(NamedTuple):
 
     @classmethod
     def parse(cls, comment: str) -> tuple[ChainSubject, bool]:
-        """Parses a chain's comment; returns also whether it is complete, else without the name that is cut."""
+        """Returns the subject, and whether it is complete: the last of several names is omitted if it may be cut."""
         direction, _, rest = comment.partition(" of ")
         namespace, _, text = rest.partition(": ")
         policies = tuple(text.split(", ")) if text else ()

@@ -27,7 +27,7 @@ that drops it."""
 _LIST = """\
 Prints the policies that the agent knows: the directions in which they isolate pods, the number of pods of this node
 that they select, and the number of dropped packets. Policies that select the same pods share a counter, so a dropped
-packet counts for each of them; the counter starts again when one of them comes or goes. A second table lists the pods
+packet counts for each of them; it restarts at 0 when a policy of the group comes or goes. A second table lists the pods
 of this node and their policies.
 
 Exit status: 0; 1 if the agent does not enforce all policies, with the reason printed; 3 if the agent does not answer.

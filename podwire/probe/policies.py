@@ -11,7 +11,7 @@ from podwire.trace.topology import PodPlace
 
 
 class PolicyQuestions:
-    """Questions to the agent of this node; after an error it is asked no more."""
+    """Questions to the agent of this node; after an error the agent is not asked again."""
 
     def __init__(self) -> None:
         self._is_answering = True
@@ -21,7 +21,7 @@ class PolicyQuestions:
 
         Without a target the destination may be a Service's: only a trace shows where its packets go.
         """
-        if not (self._is_answering and flow.target and _is_unanswered(attempt)):
+        if not (self._is_answering and flow.target and is_unanswered(attempt)):
             return ""
         address = flow.target.address(flow.version) if isinstance(flow.target, PodPlace) else None
         try:
@@ -33,7 +33,7 @@ class PolicyQuestions:
             return ""
 
 
-def _is_unanswered(attempt: Attempt | None) -> bool:
+def is_unanswered(attempt: Attempt | None) -> bool:
     """Returns whether packets of a new connection were sent, and nothing came back."""
     if isinstance(attempt, Transfer):
         return attempt.stage is Stage.CONNECT and not attempt.error

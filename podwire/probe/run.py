@@ -19,7 +19,7 @@ from podwire.node.model import Pod, format_rate
 from podwire.probe import limits, paths
 from podwire.probe.attempt import Attempt, OwnerSearch, run_all
 from podwire.probe.paths import DATAGRAM, DUPLICATE, QUERY, STREAM, Path
-from podwire.probe.policies import PolicyQuestions
+from podwire.probe.policies import PolicyQuestions, is_unanswered
 from podwire.probe.transfer import PortInUseError, Stage, Transfer
 from podwire.trace import judge, network_policy
 from podwire.trace import run as tracing
@@ -113,7 +113,11 @@ def test_pods(
                         yield result._replace(state=PathState.DENIED, detail=denial)
                     else:
                         traced_result = _with_suspect(topology, result, ended, traced, unseen)
-                        is_denied = traced_result.suspect and traced_result.suspect.name == network_policy.NAME
+                        is_denied = (
+                            is_unanswered(ended)
+                            and traced_result.suspect
+                            and traced_result.suspect.name == network_policy.NAME
+                        )
                         yield traced_result._replace(state=PathState.DENIED) if is_denied else traced_result
                 elif result.state is PathState.OK and (stale := tracing.find_stale(topology, result.path.flow)):
                     yield result._replace(state=PathState.LOST, suspect=stale, detail="for some clients")
@@ -337,7 +341,8 @@ def _with_suspect(
     if len(traced) >= _TRACES_MAX:
         return result._replace(detail=f"{result.detail}; not traced: {_trace_command(path)}")
     outcome = _trace(topology, result, ended, unseen)
-    traced[key] = outcome.suspect
+    if not outcome.suspect or outcome.suspect.name != network_policy.NAME:  # policies depend on the protocol
+        traced[key] = outcome.suspect
     return outcome
 
 

@@ -267,11 +267,12 @@ def _unexplained(topology: Topology, seen: Observation) -> Suspect:
         if last.is_outgoing
         else f"{what} {verb} {place.name} at {last.interface}"
     )
-    leaves = last.is_outgoing and place is topology.node and flow.target is None
-    if leaves or (flow.target is None and last.is_outgoing):
+    if flow.target is None and last.is_outgoing:
         text = f"{where} as {last.source} > {last.destination}, and no answer came: the fault is beyond this node"
         beyond = Suspect("beyond", "beyond the node", text, str(flow.destination))
-        return (network_policy.at_other_node(flow, last) if last.kind == REQUEST else None) or beyond
+        return (
+            network_policy.at_other_node(flow, last) if last.kind == REQUEST and place is topology.node else None
+        ) or beyond
     if what == "the packet" and last.kind == REQUEST and seen.arrival is not None:
         text = f"the packet arrived at {place.name} {last.interface}, and no answer was sent, for no known reason"
         return Suspect("no-answer", place.name, text, f"port {flow.target_port}" if flow.port else "")

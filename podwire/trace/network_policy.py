@@ -17,7 +17,7 @@ from process import signals
 
 NAME = "network-policy"  # of the suspects
 _AGENT = "podwire-agent"
-_LIMIT_S = 5.0
+_LIMIT_S = 2.0
 _PROTOCOLS = {TCP: "tcp", UDP: "udp"}
 
 
@@ -29,8 +29,9 @@ def of_rule(rule: MetRule, flow: Flow) -> Suspect | None:
     place = flow.target if direction == "ingress" else flow.source
     end = f"{direction} of {place.name}" if isinstance(place, PodPlace) else direction
     if policies:
-        noun, verb = ("policy", "drops") if is_complete and not policies[1:] else ("policies", "drop")
-        names = ", ".join(policies) + ("" if is_complete else " and more")
+        noun, verb = ("policies", "drop") if policies[1:] else ("policy", "drops")
+        cut = " and more" if policies[1:] else "..."
+        names = ", ".join(policies) + ("" if is_complete else cut)
         text = f"network {noun} {names} of namespace {namespace} {verb} it ({end})"
     else:
         text = f"{_AGENT} isolates the pod until the API server sends its object ({end})"
@@ -40,7 +41,7 @@ def of_rule(rule: MetRule, flow: Flow) -> Suspect | None:
 def at_other_node(flow: Flow, last: Sighting) -> Suspect | None:
     """Returns the suspect for a packet that has left this node as `last`, if policies deny it at the other end."""
     try:
-        denial = ask_agent(flow.source_address, last.destination, flow.protocol, last.port)
+        denial = ask_agent(last.source, last.destination, flow.protocol, last.port)
     except CniError:
         return None
     if not denial:

@@ -102,8 +102,8 @@ class Topology:
             msg = f'several pods match "{name}": {", ".join(sorted(name_of(pod) for pod in loose))}'
             raise CniError(Code.INVALID_NETWORK_CONFIG, msg, "give namespace/name, or the container's ID")
         likely = nearest(name, known)
-        running = f"running pods: {', '.join(known[:_NAMES_MAX]) or 'none'}; of a pod of another node, give the address"
-        hint = f'did you mean "{likely}"?' if likely else running
+        hint = f'did you mean "{likely}"?' if likely else f"running pods: {', '.join(known[:_NAMES_MAX]) or 'none'}"
+        hint += "; for a pod of another node, give its address"
         raise CniError(Code.INVALID_NETWORK_CONFIG, f'no running pod of this node is called "{name}"', hint)
 
     def attachments(self, name: str) -> list[Pod]:

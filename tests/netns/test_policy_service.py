@@ -287,7 +287,7 @@ def test_damaged_record_keeps_its_pod_isolated(script, agent, host):
     draft = Path(records.path_of(".draft"))
     draft.write_text("[")
     draft.rename(records.path_of(name))
-    assert agent.until(lambda: f"{records.path_of(name)} is damaged" in agent.problem)
+    assert agent.until(lambda: f"{records.path_of(name)} is not the record" in agent.problem)
     script.events[POLICIES].put(WatchEvent("MODIFIED", {**DENY, "spec": {"policyTypes": ["Ingress", "Egress"]}}))
     egress = ("nft", "list", "map", "inet", table.TABLE.name, table.EGRESS[4].name)
     assert agent.until(lambda: ADDRESS in host.run(*egress))
@@ -329,7 +329,7 @@ def test_deleted_socket_is_created_again(script, agent):
 
 
 def test_nested_request_is_refused(script, agent):
-    """A request that is nested too deeply is answered by an end, and the next one as ever."""
+    """A request that is nested too deeply is refused by closing the connection; the next one is answered."""
     script.events[PODS].put(WatchEvent("ADDED", pod()))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.connect(table.GATE_SOCKET)

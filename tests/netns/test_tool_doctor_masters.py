@@ -119,11 +119,13 @@ def leaks_by_kind(node: DoctorNode) -> dict[str, Any]:
 
 
 @pytest.mark.needs("macvlan")
-@pytest.mark.parametrize("version", ["1.0.0", "1.1.0"])
-def test_routes_to_deleted_pods_are_leaked(node, network, sandbox, new_sandbox, version):
+@pytest.mark.parametrize(("version", "subnet"), [("1.0.0", "10.71.0.0/24"), ("1.1.0", "10.72.0.0/24")])
+def test_routes_to_deleted_pods_are_leaked(node, network, sandbox, new_sandbox, version, subnet):
     """Routes to a deleted pod are leaked, those to running pods are not; the printed command removes them."""
     node.host.run("sh", "-ec", "ip address add 192.0.2.1/24 dev eth0")
-    network, other = load_changed(node, version, hostAccess=True), new_sandbox()
+    # No namespace of another test has its addresses.
+    ipam = {**network.plugins[0]["ipam"], "ranges": [[{"subnet": subnet}]]}
+    network, other = load_changed(node, version, hostAccess=True, ipam=ipam), new_sandbox()
     node.attach(network, sandbox)
     node.attach(network, other)
     (host_link,) = [name for name in links(node.host) if name.startswith("pwha")]

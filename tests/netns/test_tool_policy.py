@@ -73,9 +73,9 @@ def test_a_connection_is_explained_at_both_ends(agent, path):
         ("shop/web-0", "shop/web-0:80", True, "a pod always reaches itself"),
         ("127.0.0.1", "shop/web-0:80", True, "its node"),
         ("shop/web-0", "shop/new-0:80", False, "has no object of pod new-0 yet"),
-        ("shop/web-0", "shop/old-0:80", True, "no policy covers old-0, which started without networkPolicy"),
-        ("shop/web-0", "shop/typo-0:80", False, "typo: no container of typo-0 has a port named htttp"),
-        ("203.0.113.9", "shop/far-0:80", False, "from 203.0.113.9; addresses of node n2 are allowed"),
+        ("shop/web-0", "shop/old-0:80", True, "policies do not apply to old-0: it has no record"),
+        ("shop/web-0", "shop/typo-0:80", False, "a rule has the port htttp, which no container of this pod has"),
+        ("203.0.113.9", "shop/far-0:80", False, "from 203.0.113.9; if it is an address of node n2, it is allowed"),
     ],
 )
 def test_ends_and_protocols(agent, path, source, destination, allowed, reason):

@@ -70,5 +70,5 @@ def test_an_equal_suspect_is_not_repeated():
     for previous in (lost._replace(suspect=None), lost):
         test._print(lost, previous, cast(Topology, None), Output(stream))
     lines = stream.getvalue().splitlines()
-    assert lines[1:3] == ["      suspect: default/a: eth0 has MTU 68", "      look in default/a: ip link"]
-    assert lines[4:] == ["      suspect: as above"]
+    assert lines[1:3] == ["       suspect: default/a: eth0 has MTU 68", "       look in default/a: ip link"]
+    assert lines[4:] == ["       suspect: as above"]

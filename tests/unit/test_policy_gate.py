@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -38,11 +39,10 @@ POD = PodRecord(
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path, monkeypatch):
-    """A directory of policies, in which the wait is short."""
+    """A directory of policies; ADD asks often."""
     for name in ("PODS_DIRECTORY", "NAMESPACES_FILE", "GATE_SOCKET", "DIRECTORY"):
         monkeypatch.setattr(table, name, getattr(table, name).replace(table.DIRECTORY, str(tmp_path)))
     monkeypatch.setattr(policy_node, "DIRECTORY", tmp_path)
-    monkeypatch.setattr(gate, "_WAIT_S", WAIT_S)
     monkeypatch.setattr(gate, "_RETRY_S", WAIT_S / 4)
     return tmp_path
 
@@ -50,7 +50,7 @@ def directory(tmp_path, monkeypatch):
 def wait_error():
     """Waits in vain; returns the end of the message, and the time that it took."""
     start = time.monotonic()
-    with pytest.raises(CniError) as caught:
+    with pytest.raises(CniError) as caught, mock.patch.object(gate, "_WAIT_S", WAIT_S):
         gate.wait(POD)
     assert caught.value.code == 11
     assert '"shop"' in caught.value.msg
