@@ -24,7 +24,7 @@ from podwire.trace.destination import source_address
 from podwire.trace.exchange import Flow
 from podwire.trace.outside import ExternalHost
 from podwire.trace.place import Place
-from podwire.trace.topology import PodPlace, Topology
+from podwire.trace.topology import PodPlace, Topology, name_of
 
 ECHO, DATAGRAM, STREAM, QUERY, DUPLICATE, NEXT_HOP = "icmp", "udp", "tcp", "dns", "duplicate", "next-hop"
 _LOOPBACK = ip_address("127.0.0.1")
@@ -76,6 +76,14 @@ class Path(NamedTuple):
         port = f" port {self.port}" if self.port else ""
         other = f" ({self.target.name})" if self.name == "pod-to-pod" and self.target else ""
         return f"{self.source_address} > {self.destination}{port}{other}"
+
+
+def trace_command(path: Path) -> str:
+    """Returns the `podwire trace` command for a path."""
+    source = name_of(path.pod) if isinstance(path.source, PodPlace) else path.source.name
+    destination = f"[{path.destination}]" if path.port and path.destination.version == 6 else str(path.destination)
+    port = f":{path.port}" if path.port else ""
+    return f"podwire trace {source} {destination}{port}{'/udp' if path.kind == DATAGRAM and path.port else ''}"
 
 
 def list_paths(

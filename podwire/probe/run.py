@@ -89,8 +89,7 @@ def test_pods(
     unseen: list[str],
 ) -> Iterator[PathResult]:
     """Yields the results of all paths of pods, in order; adds to `unseen` what could not be observed."""
-    traced: dict[object, Suspect | None] = {}
-    questions = PolicyQuestions()
+    causes = _Causes({}, PolicyQuestions())
     hops: set[object] = set()  # tested once
     for start in range(0, len(pods), _PODS_IN_PARALLEL):
         desired: list[Path] = []
@@ -108,17 +107,7 @@ def test_pods(
         with _neighbours_restored(desired):
             for result, ended in _test(topology, desired, timeout_s):
                 if result.state is PathState.LOST and result.suspect is None:
-                    denial = questions.find_denial(_flow(result.path, ended), ended)
-                    if denial:
-                        yield result._replace(state=PathState.DENIED, detail=denial)
-                    else:
-                        traced_result = _with_suspect(topology, result, ended, traced, unseen)
-                        is_denied = (
-                            is_unanswered(ended)
-                            and traced_result.suspect
-                            and traced_result.suspect.name == network_policy.NAME
-                        )
-                        yield traced_result._replace(state=PathState.DENIED) if is_denied else traced_result
+                    yield _explain(topology, result, ended, causes, unseen)
                 elif result.state is PathState.OK and (stale := tracing.find_stale(topology, result.path.flow)):
                     yield result._replace(state=PathState.LOST, suspect=stale, detail="for some clients")
                 else:
@@ -323,34 +312,36 @@ def _unless_error(path: Path, search: OwnerSearch, detail: str = "") -> PathResu
     return PathResult(path, PathState.OK, None, detail)
 
 
-def _with_suspect(
-    topology: Topology,
-    result: PathResult,
-    ended: Attempt | None,
-    traced: dict[object, Suspect | None],
-    unseen: list[str],
-) -> PathResult:
-    """Traces the packet of a path that lost one; TCP and UDP between two addresses are traced once.
+class _Causes(NamedTuple):
+    """The results of traces by what was lost, and the questions to podwire-agent."""
 
-    `traced` are the suspects so far. After some traces, which take a second each, the others are left to the user.
+    traced: dict[object, PathResult]
+    questions: PolicyQuestions
+
+
+def _explain(
+    topology: Topology, result: PathResult, ended: Attempt | None, causes: _Causes, unseen: list[str]
+) -> PathResult:
+    """Returns a lost path with its cause: the policies that deny it, or the first suspect of a trace.
+
+    TCP and UDP between two addresses are traced once, unless policies drop one of them. After some traces, which take a
+    second each, the others are left to the user.
     """
     path = result.path
+    if denial := causes.questions.find_denial(_flow(path, ended), ended):
+        return result._replace(state=PathState.DENIED, detail=denial)
     key = path.source.name, path.destination, path.target, isinstance(ended, Transfer) and ended.stage
-    if key in traced:
-        return result._replace(suspect=traced[key])
-    if len(traced) >= _TRACES_MAX:
-        return result._replace(detail=f"{result.detail}; not traced: {_trace_command(path)}")
+    denied_key = *key, path.kind, path.target_port
+    if known := causes.traced.get(key) or causes.traced.get(denied_key):
+        return result._replace(state=known.state, suspect=known.suspect)
+    if len(causes.traced) >= _TRACES_MAX:
+        return result._replace(detail=f"{result.detail}; not traced: {paths.trace_command(path)}")
     outcome = _trace(topology, result, ended, unseen)
-    if not outcome.suspect or outcome.suspect.name != network_policy.NAME:  # policies depend on the protocol
-        traced[key] = outcome.suspect
+    is_dropped_by_policy = outcome.suspect is not None and outcome.suspect.name == network_policy.NAME
+    if is_dropped_by_policy and is_unanswered(ended):
+        outcome = outcome._replace(state=PathState.DENIED)
+    causes.traced[denied_key if is_dropped_by_policy else key] = outcome
     return outcome
-
-
-def _trace_command(path: Path) -> str:
-    source = name_of(path.pod) if isinstance(path.source, PodPlace) else path.source.name
-    destination = f"[{path.destination}]" if path.port and path.destination.version == 6 else str(path.destination)
-    port = f":{path.port}" if path.port else ""
-    return f"podwire trace {source} {destination}{port}{'/udp' if path.kind == DATAGRAM and path.port else ''}"
 
 
 def _trace(topology: Topology, result: PathResult, ended: Attempt | None, unseen: list[str]) -> PathResult:
