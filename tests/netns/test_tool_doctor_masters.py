@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from tests.support.doctor_node import DoctorNode, list_problems
-from tests.support.machine import eventually
 from tests.support.netlist import NetworkList
 from tests.support.netstate import links
 from tests.support.samples import create_interfaces
@@ -113,26 +112,18 @@ def test_master_of_the_default_route(node, network, sandbox):
     assert "eth0" in node.find("master-without-carrier")["text"]
 
 
-def leaks_by_kind(node: DoctorNode) -> dict[str, Any]:
-    """Returns the leaks by their kind."""
-    return {leak["kind"]: leak for leak in show(node)["leaks"]}
-
-
 @pytest.mark.needs("macvlan")
-@pytest.mark.parametrize(("version", "subnet"), [("1.0.0", "10.71.0.0/24"), ("1.1.0", "10.72.0.0/24")])
-def test_routes_to_deleted_pods_are_leaked(node, network, sandbox, new_sandbox, version, subnet):
+@pytest.mark.parametrize("version", ["1.0.0", "1.1.0"])
+def test_routes_to_deleted_pods_are_leaked(node, network, sandbox, new_sandbox, version):
     """Routes to a deleted pod are leaked, those to running pods are not; the printed command removes them."""
     node.host.run("sh", "-ec", "ip address add 192.0.2.1/24 dev eth0")
-    # No namespace of another test has its addresses.
-    ipam = {**network.plugins[0]["ipam"], "ranges": [[{"subnet": subnet}]]}
-    network, other = load_changed(node, version, hostAccess=True, ipam=ipam), new_sandbox()
+    network, other = load_changed(node, version, hostAccess=True), new_sandbox()
     node.attach(network, sandbox)
     node.attach(network, other)
     (host_link,) = [name for name in links(node.host) if name.startswith("pwha")]
     assert show(node)["leaks"] == []
     sandbox.delete()
-    assert eventually(lambda: "host route" in leaks_by_kind(node))  # another process may be in the namespace meanwhile
-    leaks = leaks_by_kind(node)
+    leaks = {leak["kind"]: leak for leak in show(node)["leaks"]}
     assert host_link in leaks["host route"]["what"]
     for leak in leaks.values():
         node.run_fix(leak)
