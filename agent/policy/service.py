@@ -252,7 +252,7 @@ class PolicyService:
         pods = self._local.by_name
         before_unguarded, self._unguarded = self._unguarded, preconditions.find_unguarded_ports(pods.values())
         self._node_problems = [
-            self._gate_problem(),
+            self._ensure_gate(),
             preconditions.find_unfiltered_bridge(pods.values()),
             # ADD writes the record, then guards the port: only two looks find a fault.
             preconditions.describe_unguarded(before_unguarded & self._unguarded),
@@ -263,7 +263,7 @@ class PolicyService:
         self._report_problems()
         self._read_drops(self._filter)
 
-    def _gate_problem(self) -> str:
+    def _ensure_gate(self) -> str:
         """Listens again if another program has deleted the socket; returns why that failed, or ""."""
         try:
             if not self._gate.is_reachable():
@@ -331,6 +331,8 @@ def delete_filter() -> bool:
 
     The file of namespaces stays: if the network still has the key, ADDs of these namespaces fail, and say why.
     """
+    if not os.path.isdir(table.DIRECTORY):
+        return False  # neither an agent nor a pod of this boot had policies: nftables is not even opened
     try:
         policy_filter = PolicyFilter()
     except nft.UnavailableError:
