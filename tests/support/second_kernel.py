@@ -20,7 +20,7 @@ from tests.support.kernel_boot import Program
 PROGRAM = "linux.uml"
 
 _INIT = Path(__file__).with_suffix(".sh")
-_REGISTERS = Path(__file__).with_name("second_kernel_registers.c")
+_PTRACE = Path(__file__).with_name("second_kernel_ptrace.c")
 _MEMORY_BYTES = 1 << 30
 _TIMEOUT = "--timeout=600"  # of a test: the longest takes 40 s
 
@@ -50,8 +50,8 @@ def boot(
 
 def _prepare(processor: int, shared: Path, output: int, messages: int) -> Program:
     """Returns the program of a boot: its stdout has the messages, another file descriptor the command's output."""
-    library = shared / "registers.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, _REGISTERS], check=True)
+    library = shared / "ptrace.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, _PTRACE], check=True)
     # Its kernel and its programs are processes that run alternately: on one processor they switch twice as fast.
     # Every other round begins with the last processor, because every second share takes longer.
     processors = sorted(os.sched_getaffinity(0))
