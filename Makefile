@@ -30,9 +30,6 @@ RUNTIME_PACKAGES := containernetworking-plugins podman containerd runc crun busy
 FIREWALLD_PACKAGES := python3-firewall python3-nftables dbus-daemon
 SECOND_KERNEL_PACKAGES := user-mode-linux kmod
 DEBIAN_KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils
-# The Debian releases whose kernels `make nightly` boots: Linux 5.10, 6.12 and the newest one.
-DEBIAN_KERNELS := bullseye trixie sid
-DEBIAN_KERNEL_REPORTS := build/reports/debian-kernels
 
 # The root file system of `make test`: the same packages on every machine.
 TEST_ROOT := build/root
@@ -92,10 +89,10 @@ SOURCES += $(wildcard kernel/*.c pack/*.c pack/*.h pack/*.ld pack/*.py)
 SOURCES_STAMP := build/.sources-$(firstword $(shell echo $(SOURCES) | cksum))
 
 .DELETE_ON_ERROR:
-.PHONY: help venv binaries check test test-all test-portable test-second-kernel mutants nightly demo bench bench-quick bench-newest bench-cluster bench-kubernetes image-tests reproducible clean \
+.PHONY: help venv binaries check test test-all test-second-kernel mutants nightly demo bench bench-quick bench-newest bench-cluster bench-kubernetes image-tests reproducible clean \
     needs-build needs-demo needs-test needs-second-kernel newer-python release outdated sign test-root new-test-root newer-root new-newer-root agent-base new-agent-base agent-base-arm64 new-agent-base-arm64 \
     agent-base-if-possible agent-base-arm64-if-possible \
-    debian-kernel test-debian-kernel test-debian-kernels needs-debian-kernel newest-reference test-newest-reference debian-roots test-clients test-deploy test-release test-arm64 test-cluster kubernetes kubernetes-cluster cluster test-kubernetes \
+    debian-kernel test-debian-kernel needs-debian-kernel newest-reference test-newest-reference debian-roots test-clients test-deploy test-release test-arm64 test-cluster kubernetes kubernetes-cluster cluster test-kubernetes \
     arm64 arm64-machine reproducible-arm64 needs-arm64 needs-arm64-machine
 
 # $(call say,TARGET): prints what a target does and how long it takes: its line of `make help`.
@@ -150,7 +147,6 @@ test: ## run `check` and a short selection of the other tests, with real packets
 test-all: ## run every test, also of releases, ARM, all runtimes and API servers; some cases of tests/hard (root; 40 minutes)
 	@$(call say,test-all)
 	@$(MAKE) --no-print-directory needs-build
-	@rm -rf build/promises
 	@$(PYTHON) -m tests.runner test-all
 
 test-root: $(FIREWALLD)/usr/sbin/firewalld ## create the root file system in which `make test` runs its parts (root; 3 minutes)
@@ -240,11 +236,6 @@ new-agent-base-arm64:
 	    cd $(ARM64)/agent && apt-get $(ARM64_AGENT_APT) download $$packages
 	@$(PY) -m pack.release.foreign_base $(AGENT_BASE) $(ARM64)/agent $(AGENT_BASE_ARM64)
 
-test-portable: needs-test ## run the specification suite on the portable variant (10 minutes: it starts slowly)
-	@$(call say,test-portable)
-	$(MAKE) --no-print-directory binaries PACKER=pyinstaller
-	PODWIRE_BIN_DIR=dist/pyinstaller/bin $(PY) -m pytest tests/spec
-
 test-second-kernel: needs-test needs-second-kernel binaries ## run tests/netns, or TESTS=..., on Linux 6.1 (user-mode Linux; 60 minutes for all)
 	@$(call say,test-second-kernel)
 	$(PY) -m tests.support.second_kernel $(or $(TESTS),tests/netns)
@@ -255,15 +246,7 @@ debian-kernel: needs-debian-kernel ## unpack the kernel of a Debian release, not
 
 test-debian-kernel: binaries test-root debian-kernel ## run a sample of tests/netns, or TESTS=..., on the kernel of DISTRIBUTION=trixie, emulated (root; 20 minutes)
 	@$(call say,test-debian-kernel)
-	PODWIRE_BIN_DIR=dist/bin $(PY) -m tests.support.debian_kernel --release $(DISTRIBUTION) \
-	    --report=$(DEBIAN_KERNEL_REPORTS)/$(DISTRIBUTION).json $(TESTS)
-
-# Sequentially: an emulated machine needs a processor for itself.
-test-debian-kernels: venv
-	@rm -rf $(DEBIAN_KERNEL_REPORTS)
-	@status=0; for release in $(DEBIAN_KERNELS); do \
-	    $(MAKE) --no-print-directory test-debian-kernel DISTRIBUTION=$$release || status=1; \
-	done; $(PY) -m tests.runner.reports $(DEBIAN_KERNEL_REPORTS) && exit $$status
+	PODWIRE_BIN_DIR=dist/bin $(PY) -m tests.support.debian_kernel --release $(DISTRIBUTION) $(TESTS)
 
 test-clients: needs-build ## test podman and containerd with the built files, NEWER=1: also the runtimes of newer Debians (root; 10 minutes)
 test-deploy: needs-build ## test deploy/ with the built files (root; 5 minutes)
@@ -271,7 +254,9 @@ test-release: needs-build ## test the files of `make release` (root; 5 minutes)
 test-arm64: needs-build ## test the executables for 64-bit ARM, in emulation (root; 10 minutes)
 test-cluster: needs-build ## test the agent with API servers (root; 10 minutes)
 
-test-clients test-deploy test-release test-arm64 test-cluster: test-%:
+test-newest-reference: needs-build ## run the tests of the reference plugins with the newest ones (root; 20 minutes)
+
+test-clients test-deploy test-release test-arm64 test-cluster test-newest-reference: test-%:
 	@$(call say,$@)
 	@$(PYTHON) -m tests.runner $* $(if $(filter test-clients,$@),$(if $(NEWER),newer-clients && $(PY) -m tests.clients.tested --write))
 
@@ -282,23 +267,13 @@ newest-reference: ## unpack the newest reference plugins of all Debian suites, n
 	@cd $(REFERENCES)/apt && apt-get $(REFERENCE_APT) update && rm -f *.deb && \
 	    apt-get $(REFERENCE_APT) download containernetworking-plugins && $(call end_reference,newest)
 
-test-newest-reference: newest-reference ## run the tests of the reference plugins with the newest ones (root; 20 minutes)
-	@$(call say,test-newest-reference)
-	@REFERENCE=$$(readlink -f $(REFERENCES)/newest) $(PYTHON) -m tests.runner newest-reference
-
 mutants: venv test-root | needs-build ## examine 200 single faults in the product, which tests must notice; continues an interrupted run (root; 30 minutes, or hours after changes)
 	@$(call say,mutants)
 	@$(PY) -m tests.mutants $(OPTIONS)
 
-nightly: needs-test binaries kubernetes ## run all of tests/hard, then tests/netns on all other kernels, newer runtimes (root; 6 hours)
+nightly: needs-build ## run all of tests/hard, tests/netns on all other kernels, newer runtimes, then clusters; continues an interrupted run (root; 4 hours)
 	@$(call say,nightly)
-	@rm -rf build/promises
-	$(PY) -m pytest --nightly tests/unit
-	PODWIRE_BIN_DIR=dist/bin $(PY) -m pytest --nightly tests/hard tests/cluster/test_pool_faults.py tests/cluster/test_policy_*.py
-	@$(PY) -m tests.promises
-	@$(PYTHON) -m tests.runner cluster clients newer-clients
-	@$(PY) -m tests.clients.tested
-	@$(MAKE) --no-print-directory NIGHTLY=1 test-kubernetes test-newest-reference test-second-kernel test-debian-kernels test-portable
+	@$(PYTHON) -m tests.runner nightly; status=$$?; $(PY) -m tests.promises && $(PY) -m tests.clients.tested && exit $$status
 
 demo: binaries needs-demo ## show what the plugins do, step by step (root; 10 seconds after the build)
 	@$(call say,demo)

@@ -14,10 +14,11 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.runner.parts import REPORTS
 from tests.support.binaries import ROOT
 from tests.support.markdown import with_part
 
-FIGURES = ROOT / "build" / "promises"
+FIGURES = ROOT / REPORTS / "promises"
 
 
 class Promise(NamedTuple):
@@ -73,11 +74,11 @@ PROMISES: dict[str, Promise] = {
 
 
 def record(name: str, **figures: int) -> None:
-    """Adds a test's figures to those of the promise `name`; `make` empties the directory before a run.
+    """Adds a test's figures to those of the promise `name`; the runner empties the directory before a run.
 
     On the second kernel, which cannot write here, figures are not counted.
     """
-    if os.statvfs(FIGURES.parent).f_flag & os.ST_RDONLY:
+    if os.statvfs(ROOT).f_flag & os.ST_RDONLY:
         return
     FIGURES.mkdir(parents=True, exist_ok=True)
     with (FIGURES / f"{name}.json").open("a+") as file:

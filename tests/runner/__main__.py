@@ -1,7 +1,9 @@
 """`python3 -m tests.runner SUITE|PART...`: runs parts of the test suite, prints each when it ends, then one total.
 
-A suite is `check`, `test` or `test-all`, as the targets of make. Given names of parts, it runs these and the parts that
-they need. It uses the standard library only: the virtual environment is one of the parts.
+A suite is `check`, `test`, `test-all` or `nightly`, as the targets of make. Given names of parts, it runs these and the
+parts that they need. It uses the standard library only: the virtual environment is one of the parts.
+
+`nightly` continues a run of the same commit, if no other run was in between: it does not repeat parts that passed.
 
 Exit status: 0 if every part succeeded, 1 if one did not, 2 if it cannot start, 130 after Ctrl-C, 143 after SIGTERM.
 
@@ -48,7 +50,8 @@ def main(arguments: Sequence[str]) -> int:
         print("these parts need root; `make check` does not", file=sys.stderr)
         return 2
     try:
-        lock = _lock_reports()
+        is_nightly = list(arguments) == ["nightly"]
+        lock = lock_reports(_commit() if is_nightly else "")
     except BlockingIOError:
         print("another run uses this directory: wait until it ends, or use a copy", file=sys.stderr)
         return 2
@@ -57,8 +60,8 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    # Most tests wait: for a lock, for the absence of a packet, for the kernel.
-    at_once = (os.cpu_count() or 1) * 5 // 2
+    # Most tests wait: for a lock, for the absence of a packet, for the kernel. Those of `nightly` compute.
+    at_once = (os.cpu_count() or 1) * (3 if is_nightly else 5) // 2
     print(
         f"{len(chosen)} parts, {at_once} in parallel, each with its time; their output is in {parts.REPORTS}/",
         flush=True,
@@ -73,16 +76,40 @@ def main(arguments: Sequence[str]) -> int:
         lock.close()
 
 
-def _lock_reports() -> IO[str]:
-    """Empties the directory of reports and returns the lock on it; raises BlockingIOError, PermissionError."""
+def _commit() -> str:
+    """Returns the hash of the commit, "" if files differ from it or if it is unknown."""
+    if not shutil.which("git"):
+        return ""
+    changed, commit = (
+        subprocess.run(("git", *line), capture_output=True, text=True, check=False).stdout.strip()
+        for line in (("status", "--porcelain"), ("rev-parse", "HEAD"))
+    )
+    return "" if changed else commit
+
+
+def lock_reports(commit: str) -> IO[str]:
+    """Returns the lock on the directory of reports; empties it, unless it is from an earlier run of `commit`.
+
+    Raises BlockingIOError, PermissionError.
+    """
     parts.REPORTS.parent.mkdir(exist_ok=True)
     lock = parts.REPORTS.with_suffix(".lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if parts.REPORTS.exists():
-        shutil.rmtree(parts.REPORTS)
     shutil.rmtree(_SCRATCH, ignore_errors=True)
-    parts.KERNELS.mkdir(parents=True)
+    stamp = parts.REPORTS / "commit"
+    if not commit or not stamp.exists() or stamp.read_text() != commit:
+        if parts.REPORTS.exists():
+            shutil.rmtree(parts.REPORTS)
+        parts.KERNELS.mkdir(parents=True)
+        stamp.write_text(commit)
     return lock
+
+
+def passed_earlier(part: Part) -> tuple[Result, Report] | None:
+    """Returns the result of a part in an earlier run with the same reports, if its tests ran and none failed."""
+    log = parts.REPORTS / f"{part.name}.log"
+    report = totals.report_of(Result(part, 0, 0, log), parts.REPORTS)
+    return (Result(part, 0, sum(report.seconds.values()), log), report) if report and report.succeeded else None
 
 
 def start(part: Part, log: Path) -> subprocess.Popen[bytes]:
@@ -114,8 +141,12 @@ def _unblock_signals() -> None:
 
 def _run(chosen: Sequence[Part], at_once: int) -> int:
     ended: dict[str, tuple[Result, Report | None]] = {}
+    for part in chosen:
+        if earlier := passed_earlier(part):
+            ended[part.name] = earlier
+            _print(earlier[0], f"{totals.line(*earlier)} (earlier)")
     started = time.monotonic()
-    for unchecked in _results(Schedule(chosen, at_once, start), started):
+    for unchecked in _results(Schedule([part for part in chosen if part.name not in ended], at_once, start), started):
         report = totals.report_of(unchecked, parts.REPORTS)
         result = totals.checked(unchecked, report)
         ended[result.part.name] = result, report
@@ -123,8 +154,9 @@ def _run(chosen: Sequence[Part], at_once: int) -> int:
     passed_alone = [*repeat.repeat(ended, parts.REPORTS, lambda again: _results(Schedule(again, 1, start), started))]
     results = [result for result, _ in ended.values()]
     failed = any(not result.succeeded for result in results)
-    if any(parts.KERNELS.glob("second-kernel-*")):
-        failed |= bool(reports.main(parts.KERNELS))
+    for directory, second in ((parts.KERNELS, "second-kernel-*"), (parts.DEBIAN_KERNELS, "*")):
+        if any(directory.glob(second)):
+            failed |= bool(reports.main(directory))
     test_reports = [report for _, report in ended.values() if report]
     lines = totals.summary(results, test_reports, passed_alone, time.monotonic() - started)
     print("\n".join(lines), flush=True)

@@ -1,15 +1,17 @@
-"""The parts of `make check`, `make test` and `make test-all`, in the order in which they start.
+"""The parts of `make check`, `make test`, `make test-all` and `make nightly`, in the order in which they start.
 
 One rule: a part depends on the parts that it names, and on no other.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tests.runner.schedule import Part
 
 REPORTS = Path("build/reports")
 KERNELS = REPORTS / "kernels"  # reports of tests/netns and tests/spec, which run on two kernels
+DEBIAN_KERNELS = REPORTS / "debian-kernels"  # and of the sample that runs on those of Debian's releases
 
 # The number of parts that share the tests of a directory.
 _FIRST_KERNEL, _HARD, _UNIT = 5, 3, 3
@@ -24,8 +26,10 @@ _HARD_ON_SECOND_KERNEL = (
 # The real runtime of `make test`, from installation to removal.
 _ONE_RUNTIME = tuple(f"tests/clients/test_{name}.py" for name in ("install", "cri", "cri_life"))
 WITH_ALONE = ("tests/netns", "tests/cluster")  # the directories with tests marked `alone`
-NIGHTLY = ("tests/kubernetes",)  # the directories that no part runs, but `make nightly`
-# Debian releases with newer container runtimes than the one of the test root, for `make test-clients NEWER=1`.
+BY_MAKE = ("tests/kubernetes",)  # the directories that a target of make runs, as a part of `make nightly`
+# Debian releases whose kernels `make nightly` boots: Linux 5.10, 6.12 and the newest one.
+_DEBIAN_KERNELS = ("bullseye", "trixie", "sid")
+# Debian releases with newer container runtimes than the one of the test root, also for `make test-clients NEWER=1`.
 NEWER = {"trixie": "build/runtimes/trixie", "sid": "build/runtimes/sid"}  # and the root file systems
 _PYTHON = ".venv/bin/python"
 _BUILT = ("test-root", "binaries")
@@ -72,13 +76,7 @@ def test_all() -> list[Part]:
         *(_second_kernel(directory, share, of) for directory, of in _SECOND_KERNEL.items() for share in range(of)),
         _in_second_kernel("second-kernel-hard", _HARD_ON_SECOND_KERNEL, REPORTS),
         _pytest("clients", ["tests/clients"]),
-        _make("build-portable", "binaries", targets=("binaries", "PACKER=pyinstaller")),
-        _pytest(
-            "portable",
-            ["tests/spec/test_delegation.py"],
-            needs=("test-root", "build-portable"),
-            bin_dir="dist/pyinstaller/bin",
-        ),
+        *_portable("tests/spec/test_delegation.py"),
         *(_pytest(f"hard-{share}", [f"--share={share}/{_HARD}", "tests/hard"], group="hard") for share in range(_HARD)),
         _make("debian-roots"),
         _pytest("release", ["tests/release"], needs=(*_BUILT, "agent-base", "build-arm64", "debian-roots")),
@@ -87,11 +85,39 @@ def test_all() -> list[Part]:
     )
 
 
-SUITES = {"check": check, "test": test, "test-all": test_all}
+def nightly() -> list[Part]:
+    """Returns the parts of `make nightly`: every kill and fault, every kernel and runtime, then real clusters.
+
+    The longest start first. Each file of tests/hard is a part, and an interrupted run continues with its parts.
+    """
+    option = "--nightly"
+    hard = sorted(path.stem.removeprefix("test_") for path in Path("tests/hard").glob("test_*.py"))
+    faults = [f"tests/cluster/test_{name}.py" for name in ("pool_faults", "policy_races")]
+    alone = _then_alone(
+        *(_make("test-root"), _make("venv"), _make("binaries", "venv"), _kubernetes()),
+        *_debian_kernels(),
+        *(_pytest(f"hard-{name}", [option, f"tests/hard/test_{name}.py"]) for name in hard),
+        *(
+            _in_second_kernel(f"second-kernel-{share}", (f"--share={share}/4", "tests/netns"), REPORTS)
+            for share in range(4)
+        ),
+        *_newest_reference(),
+        _pytest("clients", ["tests/clients"]),
+        *newer_clients(),
+        _pytest("faults-cluster", [option, *faults], needs=(*_BUILT, "kubernetes")),
+        *_portable("tests/spec"),
+        _quick("unit", option, "tests/unit"),
+        options=(option,),
+    )
+    clusters = _make("test-kubernetes", targets=("test-kubernetes", "NIGHTLY=1"))
+    return [*alone, replace(clusters, after=tuple(part.name for part in alone))]
+
+
+SUITES = {"check": check, "test": test, "test-all": test_all, "nightly": nightly}
 
 
 def newer_clients() -> list[Part]:
-    """Returns the tests of the clients with the runtimes of each newer Debian, which no suite runs."""
+    """Returns the tests of the clients with the runtimes of each newer Debian."""
     roots = [_make(f"newer-root-{one}", targets=("newer-root", f"DISTRIBUTION={one}")) for one in NEWER]
     group = "newer-clients"
     tests = [
@@ -126,12 +152,36 @@ def list_names() -> list[str]:
 
 
 def _every_part() -> list[Part]:
-    return [*test_all(), *newer_clients(), _newest_reference()]
+    return [*test_all(), *newer_clients(), *_newest_reference(), *_debian_kernels()]
 
 
-def _newest_reference() -> Part:
-    """Returns the tests of the reference plugins that `make newest-reference` has unpacked: REFERENCE names them."""
-    return _pytest("newest-reference", ["--newest-reference", "tests/netns", "tests/hard", "tests/clients"])
+def _newest_reference() -> list[Part]:
+    """Returns the tests of the reference plugins, with Debian's newest ones."""
+    name, unpack = "newest-reference", "unpack-newest-reference"
+    part = _pytest(name, [f"--{name}", "tests/netns", "tests/hard", "tests/clients"], needs=(*_BUILT, unpack))
+    command = ("sh", "-c", 'REFERENCE=$(readlink -f "$0") exec "$@"', "build/reference/newest", *part.command)
+    return [_make(unpack, targets=(name,)), replace(part, command=command)]
+
+
+def _debian_kernels() -> list[Part]:
+    """Returns a sample of tests/netns on the emulated kernel of each Debian release."""
+    group, parts = "debian-kernels", []
+    for release in _DEBIAN_KERNELS:
+        unpack, report = f"unpack-kernel-{release}", f"--report={DEBIAN_KERNELS}/{group}-{release}.json"
+        program = (_PYTHON, "-m", "tests.support.debian_kernel", report, f"--release={release}")
+        command = ("env", "PODWIRE_BIN_DIR=dist/bin", *program)
+        parts += [
+            _make(unpack, targets=("debian-kernel", f"DISTRIBUTION={release}")),
+            Part(f"{group}-{release}", command, (*_BUILT, unpack), isolated=False, group=group),
+        ]
+    return parts
+
+
+def _portable(tests: str) -> list[Part]:
+    """Returns tests of the portable variant, which starts slowly."""
+    build = _make("build-portable", "binaries", targets=("binaries", "PACKER=pyinstaller"))
+    needs = ("test-root", build.name)
+    return [build, _pytest("portable", [tests], needs=needs, bin_dir="dist/pyinstaller/bin")]
 
 
 def _then_alone(*parts: Part, options: Sequence[str] = ()) -> list[Part]:

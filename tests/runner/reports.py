@@ -45,6 +45,11 @@ class Report:
         partial.write_text(json.dumps(asdict(self), indent=1))
         partial.replace(path)
 
+    @property
+    def succeeded(self) -> bool:
+        """Whether there are tests, and none failed."""
+        return bool(self.outcomes) and FAILED not in self.outcomes.values()
+
     def ran(self) -> set[str]:
         """Returns the tests that were not skipped."""
         return {test for test, outcome in self.outcomes.items() if outcome in (PASSED, FAILED)}

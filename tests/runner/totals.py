@@ -46,7 +46,7 @@ def report_of(result: Result, directory: Path) -> Report | None:
 
 def checked(result: Result, report: Report | None) -> Result:
     """Returns the result of a part, failed if it exited with 0 before each of its tests had succeeded."""
-    is_whole = report is not None and FAILED not in report.outcomes.values()
+    is_whole = report is not None and report.succeeded
     return result if is_whole or not result.succeeded or not result.part.has_report else replace(result, status=1)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.runner import parts, repeat, totals
+from tests.runner.__main__ import lock_reports, passed_earlier
 from tests.runner.reports import FAILED, PASSED, Report
 from tests.runner.schedule import Part, Result, Schedule
 from tests.support.binaries import ROOT
@@ -125,11 +126,11 @@ def directory(path: Path) -> str:
 def test_every_directory_of_tests_is_run():
     """Each directory with tests is an argument of a part of `make test-all`, and of the part "alone" if it has such.
 
-    `make nightly` runs the others.
+    A target of make runs the others.
     """
     files = list((ROOT / "tests").glob("*/test_*.py"))
     words = {word for part in parts.test_all() for word in part.command}
-    assert {directory(path) for path in files} - {*parts.NIGHTLY} <= words
+    assert {directory(path) for path in files} - {*parts.BY_MAKE} <= words
     assert {directory(path) for path in files if "mark.alone" in path.read_text()} - {"tests/unit"} == set(
         parts.WITH_ALONE
     )
@@ -180,6 +181,29 @@ def test_total_of_all_parts(tmp_path):
         "not run: absent",
         "total: 2 passed, 1 failed, 1 skipped; 2 of 3 parts failed;  1:03 minutes",
     ]
+
+
+def test_nightly_repeats_no_part_that_passed(tmp_path, monkeypatch):
+    """A run of the same commit repeats no part with a whole and successful report; other runs begin again."""
+    monkeypatch.setattr(parts, "REPORTS", tmp_path / "reports")
+    monkeypatch.setattr(parts, "KERNELS", tmp_path / "reports" / "kernels")
+
+    def passed_before(commit: str) -> list[str]:
+        with lock_reports(commit):
+            return [name for name in ("good", "bad", "stopped") if passed_earlier(Part(name, ()))]
+
+    def end_parts() -> None:
+        Report("1.0", {"t::a": PASSED, "t::b": "no such feature"}, {"t::a": 61.0}).save(parts.KERNELS / "good.json")
+        Report("1.0", {"t::c": PASSED, "t::d": FAILED}).save(parts.REPORTS / "bad.json")
+
+    assert passed_before("one") == []
+    end_parts()
+    assert passed_before("one") == ["good"]
+    assert passed_before("two") == []
+    for commit in ("", ""):  # of files that differ from their commit
+        assert passed_before(commit) == []
+        end_parts()
+    assert passed_before("two") == []
 
 
 SKIPPED = 5  # the number of a test that is skipped when it is repeated
