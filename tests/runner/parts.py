@@ -53,7 +53,7 @@ def test() -> list[Part]:
         *(_make("test-root"), _make("binaries", "venv"), *check()),
         *(_second_kernel("netns", share, 2, short) for share in range(2)),
         _pytest("cluster", [short, "tests/cluster"]),
-        *(_first_kernel(share, 3, short) for share in range(3)),
+        *(_first_kernel(share, _FIRST_KERNEL, short) for share in range(_FIRST_KERNEL)),
         _second_kernel("spec", 0, 1, short),
         _pytest("hard", [short, "tests/hard"]),
         _pytest("spec", [short, "tests/spec"], reports=KERNELS),
