@@ -4,12 +4,15 @@ One rule: nothing is written outside the mount namespace of the test's process.
 """
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from _podwire import setns
 
 from attachment.policy import table
 from kernel.boot import get_boot_id
@@ -25,6 +28,7 @@ Answer = dict[str, Any] | bytes | None  # None: closes the connection
 @contextmanager
 def private_directory() -> Iterator[None]:
     """Mounts an empty tmpfs on the directory above, which only this process and its children see."""
+    before, directory = os.open("/proc/self/ns/mnt", os.O_RDONLY), Path.cwd()
     libc.unshare(libc.NEW_MOUNTS)
     libc.receive_mounts_only()
     parent = DIRECTORY.parent
@@ -32,8 +36,10 @@ def private_directory() -> Iterator[None]:
     output("mount", "-t", "tmpfs", "podwire", str(parent))
     try:
         yield
-    finally:
-        libc.unmount(str(parent))
+    finally:  # later tests need the view of process 1: without it no pod is proven to be deleted
+        setns(before, libc.NEW_MOUNTS)
+        os.chdir(directory)
+        os.close(before)
 
 
 def write_namespaces(*names: str, generation: int = 1, strict: bool = False, boot: str | None = None) -> None:
