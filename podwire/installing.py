@@ -130,10 +130,11 @@ class Directory:
             return False
 
     def is_current(self, program: str) -> bool:
-        """Returns whether each name is a file equal to `program`; False if one cannot be read."""
+        """Returns whether each plugin, a link or not, is equal to `program`; False if one cannot be read."""
         try:
             new_hash = self._hash(program)
-            return all(self._present(name) == new_hash for name in self.names)
+            plugins = (os.path.join(self.path, name) for name in self.names if name != "podwire")
+            return all(self._hash(os.path.realpath(plugin)) == new_hash for plugin in plugins)
         except OSError:
             return False
 

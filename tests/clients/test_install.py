@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.containerd import version
+from tests.support import binaries
 
 PODWIRE_BIN, DEBIAN_BIN = "/opt/cni/bin", "/usr/lib/cni"
 SETTINGS = Path("/etc/containerd/config.toml")
@@ -77,6 +78,15 @@ def test_install_and_doctor_print_the_command_that_fixes(machine, bin_dir):
     assert f"podwire is also in {DEBIAN_BIN}; to remove it there: {fix}\n" in machine.run(tool, "uninstall")
     assert f"{DEBIAN_BIN}/bridge" in machine.run(f"{DEBIAN_BIN}/podwire", "version", "bridge")
     assert findings(machine, f"{DEBIAN_BIN}/podwire") == []
+
+
+def test_links_to_the_plugins_are_podwire(machine, bin_dir):
+    """Nothing is left to install if containerd's directory has links to the plugins, as Debian's package makes them."""
+    machine.write(SETTINGS, SETTINGS.read_text())
+    plugins = " ".join(f"{PODWIRE_BIN}/{name}" for name in binaries.names())
+    machine.run("sh", "-ec", f"rm -f {DEBIAN_BIN}/*; ln -s {plugins} {DEBIAN_BIN}")
+    text = machine.run(str(bin_dir / "podwire"), "install")
+    assert f"containerd runs the plugins in {DEBIAN_BIN} ({SETTINGS}), which are also this podwire\n" in text
 
 
 @pytest.mark.parametrize("name", FILES)
