@@ -1,14 +1,16 @@
 /* A ptrace() for user-mode Linux 6.1, loaded by second_kernel.py with LD_PRELOAD. It repairs two things.
  *
  * Registers: user-mode Linux sets those of a process from a buffer of 2,696 bytes. The kernel accepts only the size of
- * all registers (xstateregs_set() in arch/x86/kernel/fpu/regset.c), so on processors with more, such as those of AMX,
- * user-mode Linux would end at its first process. The registers that it does not know keep their values here.
+ * all registers (xstateregs_set() in arch/x86/kernel/fpu/regset.c), so on processors with more registers, such as
+ * AMX's, user-mode Linux would end at its first process. The registers that it does not know keep their values here.
  *
- * Copies: at each fork and exec user-mode Linux copies the host's process with its mappings, one for each page, and
- * uses none of them (newer ones start an empty process). A process of tests has some 30,000: without these copies a
- * share of tests/netns takes 2:10 minutes in place of 4:25. Here each copy is one of an empty process.
+ * Clones: at each fork and exec user-mode Linux clones the caller's process on the host, then removes all that it
+ * inherited, or maps it again: a mapping for each page, 30,000 for a process of tests. Later versions start a new
+ * process. Here an empty process is cloned instead: a share of tests/netns takes 2:10 minutes in place of 4:25.
+ * A program that calls modify_ldt() would lose the entries at its next fork.
  */
 #include <elf.h>
+#include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <string.h>
@@ -21,19 +23,20 @@
 #include <unistd.h>
 
 #define PAGE 4096UL
-/* The code that copies a process, stub_clone_handler() in arch/um/kernel/skas/clone.c: it begins a page. */
-#define COPY_CODE 0xfff0002548e08948 /* its first bytes: mov %rsp,%rax; and $-4096,%rax */
-#define SYSCALL 0x20                 /* the offsets of its system call clone, and of the breakpoint at its end */
+/* stub_clone_handler() in arch/um/kernel/skas/clone.c: it begins a page of each process. These are its first bytes, and
+ * the offsets of its system call clone and of the breakpoint at its end. */
+#define CLONE_HANDLER 0xfff0002548e08948 /* mov %rsp,%rax; and $-4096,%rax */
+#define SYSCALL 0x20
 #define BREAKPOINT 0x99
-/* Its arguments and its result, in the page of the stack: struct stub_data. */
-#define STACK_OFFSET 0
-#define STACK_FILE 8
-#define RESULT 16
+/* struct stub_data in the page of its stack (arch/um/include/shared/skas/stub-data.h). */
+#define OFFSET 0
+#define FD 8
+#define PARENT_ERR 16
 
 typedef struct user_regs_struct general_registers;
 
-static char registers[1 << 16]; /* not on the stack: those of user-mode Linux's threads have 16 KiB */
-static pid_t empty;             /* the process without mappings; 0 before the first copy */
+static char xstate[1 << 16]; /* not on the stack: those of user-mode Linux's threads have 16 KiB */
+static pid_t empty;          /* the process without mappings; 0 before the first clone, -1 if it failed */
 
 static long trace(long request, pid_t pid, unsigned long address, const void *data)
 {
@@ -48,65 +51,89 @@ static long peek(pid_t pid, unsigned long address)
     return word;
 }
 
-/* Lets a stopped process run to its breakpoint. */
-static void run(pid_t pid, const general_registers *from)
+static int is_clone_handler(pid_t pid, unsigned long code)
+{
+    return code % PAGE == 0 && peek(pid, code) == (long)CLONE_HANDLER &&
+           (peek(pid, code + SYSCALL) & 0xffff) == 0x050f && (peek(pid, code + BREAKPOINT) & 0xff) == 0xcc;
+}
+
+/* Waits until a process has a SIGTRAP, and resumes it after other signals; returns whether it got there. */
+static int wait_for_trap(pid_t pid, long resume)
 {
     int status;
 
-    trace(PTRACE_SETREGS, pid, 0, from);
-    do
-        trace(PTRACE_CONT, pid, 0, NULL);
-    while (waitpid(pid, &status, __WALL) == pid && WIFSTOPPED(status) && WSTOPSIG(status) != SIGTRAP);
+    for (;;) {
+        if (waitpid(pid, &status, __WALL) != pid) {
+            if (errno == EINTR)
+                continue;
+            return 0;
+        }
+        if (!WIFSTOPPED(status))
+            return 0;
+        if (WSTOPSIG(status) == SIGTRAP)
+            return 1;
+        trace(resume, pid, 0, NULL);
+    }
 }
 
-/* Lets a process that stopped at a breakpoint call munmap(), or mmap() for anonymous memory at this address. */
-static void call(pid_t pid, general_registers at, long number, unsigned long address, unsigned long length)
+/* Resumes a process with these registers, by PTRACE_CONT or PTRACE_SINGLESTEP, until its next SIGTRAP. */
+static int run(pid_t pid, const general_registers *from, long resume)
 {
-    int status;
-
-    at.rip += SYSCALL;
-    at.rax = number;
-    at.rdi = address;
-    at.rsi = length;
-    at.rdx = PROT_READ | PROT_WRITE;
-    at.r10 = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
-    at.r8 = -1;
-    at.r9 = 0;
-    trace(PTRACE_SETREGS, pid, 0, &at);
-    trace(PTRACE_SINGLESTEP, pid, 0, NULL);
-    waitpid(pid, &status, __WALL);
+    return !trace(PTRACE_SETREGS, pid, 0, from) && !trace(resume, pid, 0, NULL) && wait_for_trap(pid, resume);
 }
 
-/* Copies a process, and leaves of the copy only this code and a page for its stack. */
-static void create_empty(pid_t pid, const general_registers *copy)
+/* Makes a process that stopped at a breakpoint call munmap(), or mmap() of anonymous memory at `address`. */
+static int call(pid_t pid, general_registers registers, long number, unsigned long address, unsigned long length)
 {
-    int status;
-
-    run(pid, copy);
-    empty = peek(pid, (copy->rsp & -PAGE) + RESULT);
-    waitpid(empty, &status, __WALL);
-    trace(PTRACE_SETOPTIONS, empty, 0, (void *)PTRACE_O_EXITKILL);
-    call(empty, *copy, SYS_munmap, 0, copy->rip);
-    call(empty, *copy, SYS_mmap, copy->rsp & -PAGE, PAGE);
+    registers.rip += SYSCALL;
+    registers.rax = number;
+    registers.rdi = address;
+    registers.rsi = length;
+    registers.rdx = PROT_READ | PROT_WRITE;
+    registers.r10 = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    registers.r8 = -1;
+    registers.r9 = 0;
+    return run(pid, &registers, PTRACE_SINGLESTEP) && !trace(PTRACE_GETREGS, pid, 0, &registers) &&
+           (long)registers.rax >= 0;
 }
 
-/* Copies the empty process as `copy` would copy a process; then only the breakpoint is left of `copy`. */
-static void copy_empty(pid_t pid, general_registers *copy)
+/* Clones a process, removes all mappings of the clone but this code, and gives it a page for its stack: the page that
+ * it got is the one of the process that user-mode Linux is about to create. Returns the clone, -1 after a failure. */
+static pid_t create_empty(pid_t pid, const general_registers *clone)
 {
-    unsigned long stack = copy->rsp & -PAGE;
+    unsigned long stack = clone->rsp & -PAGE;
+    pid_t new;
+
+    if (!run(pid, clone, PTRACE_CONT) || (new = peek(pid, stack + PARENT_ERR)) <= 0)
+        return -1;
+    if (!wait_for_trap(new, PTRACE_CONT) || trace(PTRACE_SETOPTIONS, new, 0, (void *)PTRACE_O_EXITKILL) ||
+        !call(new, *clone, SYS_munmap, 0, clone->rip) || !call(new, *clone, SYS_mmap, stack, PAGE))
+        return -1;
+    return new;
+}
+
+/* Clones the empty process in place of `pid`, of which then only the breakpoint is left to run. */
+static void clone_empty(pid_t pid, general_registers *clone)
+{
+    unsigned long stack = clone->rsp & -PAGE;
 
     if (!empty)
-        create_empty(pid, copy);
-    trace(PTRACE_POKEDATA, empty, stack + STACK_OFFSET, (void *)peek(pid, stack + STACK_OFFSET));
-    trace(PTRACE_POKEDATA, empty, stack + STACK_FILE, (void *)peek(pid, stack + STACK_FILE));
-    run(empty, copy);
-    trace(PTRACE_POKEDATA, pid, stack + RESULT, (void *)peek(empty, stack + RESULT));
-    copy->rip += BREAKPOINT;
+        empty = create_empty(pid, clone);
+    if (empty < 0)
+        return;
+    trace(PTRACE_POKEDATA, empty, stack + OFFSET, (void *)peek(pid, stack + OFFSET));
+    trace(PTRACE_POKEDATA, empty, stack + FD, (void *)peek(pid, stack + FD));
+    if (!run(empty, clone, PTRACE_CONT)) {
+        empty = -1;
+        return;
+    }
+    trace(PTRACE_POKEDATA, pid, stack + PARENT_ERR, (void *)peek(empty, stack + PARENT_ERR));
+    clone->rip += BREAKPOINT;
 }
 
 long ptrace(enum __ptrace_request request, ...)
 {
-    struct iovec all = {registers, sizeof registers};
+    struct iovec all = {xstate, sizeof xstate};
     general_registers general;
     long word, result;
     pid_t pid;
@@ -125,16 +152,16 @@ long ptrace(enum __ptrace_request request, ...)
     }
     if (request == PTRACE_SETREGS) {
         general = *(general_registers *)data;
-        if (general.rip % PAGE == 0 && peek(pid, general.rip) == (long)COPY_CODE)
-            copy_empty(pid, &general);
+        if (is_clone_handler(pid, general.rip))
+            clone_empty(pid, &general);
         data = &general;
     }
     if (request == PTRACE_SETREGSET && (long)address == NT_X86_XSTATE) {
         const struct iovec *known = data;
-        if (syscall(SYS_ptrace, PTRACE_GETREGSET, pid, address, &all) == 0 && all.iov_len > known->iov_len) {
-            memcpy(registers, known->iov_base, known->iov_len);
+        if (trace(PTRACE_GETREGSET, pid, (long)address, &all) == 0 && all.iov_len > known->iov_len) {
+            memcpy(xstate, known->iov_base, known->iov_len);
             data = &all;
         }
     }
-    return syscall(SYS_ptrace, request, pid, address, data);
+    return trace(request, pid, (long)address, data);
 }
