@@ -306,7 +306,9 @@ def test_trace_names_the_policy_of_a_pod_on_another_node(cluster):
     cluster.start("web", "stranger", "other")
     address = cluster.start("shop", "db", "db", number=1).addresses[4]
     why = (cluster.node.tool, "policy", "why", "web/stranger", f"{address}:80")
-    assert eventually(lambda: "no policy allows" in cluster.node.done(*why).stdout)  # the other pod's agent is first
+    assert eventually(
+        lambda: "no policy allows" in cluster.node.done(*why).stdout
+    )  # the other node's agent learns of the pod first
     trace = cluster.node.done(cluster.node.tool, "trace", "web/stranger", f"{address}:80").stdout
     assert "no policy allows tcp 80 from stranger of namespace web" in trace.replace("\n  ", " "), trace
     assert f"look: podwire policy why web/stranger {address}:80" in trace

@@ -28,18 +28,18 @@ Answer = dict[str, Any] | bytes | None  # None: closes the connection
 @contextmanager
 def private_directory() -> Iterator[None]:
     """Mounts an empty tmpfs on the directory above, which only this process and its children see."""
-    before, directory = os.open("/proc/self/ns/mnt", os.O_RDONLY), Path.cwd()
+    mount_namespace, working_directory = os.open("/proc/self/ns/mnt", os.O_RDONLY), Path.cwd()
     libc.unshare(libc.NEW_MOUNTS)
-    libc.receive_mounts_only()
-    parent = DIRECTORY.parent
-    parent.mkdir(exist_ok=True)
-    output("mount", "-t", "tmpfs", "podwire", str(parent))
     try:
+        libc.receive_mounts_only()
+        parent = DIRECTORY.parent
+        parent.mkdir(exist_ok=True)
+        output("mount", "-t", "tmpfs", "podwire", str(parent))
         yield
-    finally:  # later tests need the view of process 1: without it no pod is proven to be deleted
-        setns(before, libc.NEW_MOUNTS)
-        os.chdir(directory)
-        os.close(before)
+    finally:  # the mounts of process 1 again: later tests prove by them that a pod was deleted
+        setns(mount_namespace, libc.NEW_MOUNTS)
+        os.close(mount_namespace)
+        os.chdir(working_directory)
 
 
 def write_namespaces(*names: str, generation: int = 1, strict: bool = False, boot: str | None = None) -> None:
