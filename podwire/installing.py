@@ -130,7 +130,7 @@ class Directory:
             return False
 
     def is_current(self, program: str) -> bool:
-        """Returns whether each plugin, a link or not, is equal to `program`; False if one cannot be read."""
+        """Returns whether each plugin is, or links to, a file equal to `program`; False if one cannot be read."""
         try:
             new_hash = self._hash(program)
             plugins = (os.path.join(self.path, name) for name in self.names if name != "podwire")
