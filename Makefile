@@ -133,7 +133,7 @@ arm64: dist/arm64/bin/podwire $(ARM64)/_podwire.so ## cross-build the executable
 
 dist/arm64/bin/podwire: $(SOURCES) $(SOURCES_STAMP) $(VENV)/.made $(ARM64)/sysroot/.made | needs-build needs-arm64
 	@$(call say,arm64)
-	@PYTHONHASHSEED=0 $(PY) -m pack.build --arm64 $(ARM64)/sysroot --work $(ARM64)/image --out $(@D)
+	@PYTHONHASHSEED=0 $(call progress,arm64) $(PY) -m pack.build --arm64 $(ARM64)/sysroot --work $(ARM64)/image --out $(@D)
 
 check: needs-build ## run linters, type checks, import rules and unit tests; needs no root once a compiler is installed (40 seconds)
 	@$(call say,check)
@@ -322,7 +322,7 @@ release: venv ## build and pack everything for amd64 and 64-bit ARM, for publica
 	    echo "release: nothing for arm64, because its tools cannot be installed: $(ARM64_TOOLS)" >&2; \
 	    rm -rf dist/arm64 $(AGENT_BASE_ARM64); parts=agent-base-if-possible; fi; \
 	$(MAKE) --no-print-directory --jobs=2 binaries $$parts
-	@$(PY) -m pack.release
+	@$(call progress,release) $(PY) -m pack.release
 
 agent-base-if-possible agent-base-arm64-if-possible: %-if-possible:
 	-@$(MAKE) --no-print-directory $*
