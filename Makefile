@@ -254,7 +254,7 @@ test-release: needs-build ## test the files of `make release` (root; 5 minutes)
 test-arm64: needs-build ## test the executables for 64-bit ARM, in emulation (root; 10 minutes)
 test-cluster: needs-build ## test the agent with API servers (root; 10 minutes)
 
-test-newest-reference: needs-build ## run the tests of the reference plugins with the newest ones (root; 20 minutes)
+test-newest-reference: needs-build ## compare with the newest reference plugins (root; 20 minutes)
 
 test-clients test-deploy test-release test-arm64 test-cluster test-newest-reference: test-%:
 	@$(call say,$@)
@@ -271,9 +271,11 @@ mutants: venv test-root | needs-build ## examine 200 single faults in the produc
 	@$(call say,mutants)
 	@$(PY) -m tests.mutants $(OPTIONS)
 
-nightly: needs-build ## run all of tests/hard, tests/netns on all other kernels, newer runtimes, then clusters; continues an interrupted run (root; 4 hours)
+nightly: needs-build ## run all kills and faults, tests/netns on all other kernels, newer runtimes, then clusters; continues an interrupted run (root; 4 hours)
 	@$(call say,nightly)
-	@$(PYTHON) -m tests.runner nightly; status=$$?; $(PY) -m tests.promises && $(PY) -m tests.clients.tested && exit $$status
+	@$(PYTHON) -m tests.runner nightly
+	@$(PY) -m tests.promises
+	@$(PY) -m tests.clients.tested
 
 demo: binaries needs-demo ## show what the plugins do, step by step (root; 10 seconds after the build)
 	@$(call say,demo)

@@ -3,7 +3,8 @@
 A suite is `check`, `test`, `test-all` or `nightly`, as the targets of make. Given names of parts, it runs these and the
 parts that they need. It uses the standard library only: the virtual environment is one of the parts.
 
-`nightly` continues a run of the same commit, if no other run was in between: it does not repeat parts that passed.
+`nightly` continues an earlier run of the same commit, unless another run was in between: it does not repeat parts that
+passed. `rm -r build/reports` begins again.
 
 Exit status: 0 if every part succeeded, 1 if one did not, 2 if it cannot start, 130 after Ctrl-C, 143 after SIGTERM.
 
@@ -17,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -49,9 +50,9 @@ def main(arguments: Sequence[str]) -> int:
     if os.geteuid() != 0 and any(part.name == "test-root" for part in chosen):
         print("these parts need root; `make check` does not", file=sys.stderr)
         return 2
+    is_nightly = list(arguments) == ["nightly"]
     try:
-        is_nightly = list(arguments) == ["nightly"]
-        lock = lock_reports(_commit() if is_nightly else "")
+        lock = prepare_reports(_get_clean_commit() if is_nightly else "")
     except BlockingIOError:
         print("another run uses this directory: wait until it ends, or use a copy", file=sys.stderr)
         return 2
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    # Most tests wait: for a lock, for the absence of a packet, for the kernel. Those of `nightly` compute.
+    # Most tests wait: for a lock, for the absence of a packet, for the kernel; those of `nightly` use the processor.
     at_once = (os.cpu_count() or 1) * (3 if is_nightly else 5) // 2
     print(
         f"{len(chosen)} parts, {at_once} in parallel, each with its time; their output is in {parts.REPORTS}/",
@@ -76,44 +77,55 @@ def main(arguments: Sequence[str]) -> int:
         lock.close()
 
 
-def _commit() -> str:
-    """Returns the hash of the commit, "" if files differ from it or if it is unknown."""
-    if not shutil.which("git"):
+def _get_clean_commit() -> str:
+    """Returns the hash of HEAD; "" if files differ from it, or without git."""
+    if not shutil.which("git") or _git("status", "--porcelain"):
         return ""
-    changed, commit = (
-        subprocess.run(("git", *line), capture_output=True, text=True, check=False).stdout.strip()
-        for line in (("status", "--porcelain"), ("rev-parse", "HEAD"))
-    )
-    return "" if changed else commit
+    return _git("rev-parse", "HEAD")
 
 
-def lock_reports(commit: str) -> IO[str]:
-    """Returns the lock on the directory of reports; empties it, unless it is from an earlier run of `commit`.
+def _git(*arguments: str) -> str:
+    return subprocess.run(("git", *arguments), capture_output=True, text=True, check=False).stdout.strip()
 
-    Raises BlockingIOError, PermissionError.
+
+def prepare_reports(commit: str) -> IO[str]:
+    """Locks the directory of reports, and deletes the reports unless they are of a run of `commit`; "" is none.
+
+    Returns the lock; raises BlockingIOError, PermissionError.
     """
     parts.REPORTS.parent.mkdir(exist_ok=True)
     lock = parts.REPORTS.with_suffix(".lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     shutil.rmtree(_SCRATCH, ignore_errors=True)
-    stamp = parts.REPORTS / "commit"
-    if not commit or not stamp.exists() or stamp.read_text() != commit:
+    commit_file = parts.REPORTS / "commit"
+    if not commit or not commit_file.exists() or commit_file.read_text() != commit:
         if parts.REPORTS.exists():
             shutil.rmtree(parts.REPORTS)
         parts.KERNELS.mkdir(parents=True)
-        stamp.write_text(commit)
+        commit_file.write_text(commit)
     return lock
 
 
-def passed_earlier(part: Part) -> tuple[Result, Report] | None:
-    """Returns the result of a part in an earlier run with the same reports, if its tests ran and none failed."""
-    log = parts.REPORTS / f"{part.name}.log"
-    report = totals.report_of(Result(part, 0, 0, log), parts.REPORTS)
-    return (Result(part, 0, sum(report.seconds.values()), log), report) if report and report.succeeded else None
+def mark_passed(results: Iterable[Result]) -> None:
+    """Marks the parts that succeeded, for later runs of the same commit."""
+    for result in results:
+        if result.succeeded:
+            _mark(result.part).touch()
+
+
+def has_passed(part: Part) -> bool:
+    """Returns whether a part has a mark."""
+    return _mark(part).exists()
+
+
+def _mark(part: Part) -> Path:
+    return parts.REPORTS / f"{part.name}.passed"
 
 
 def start(part: Part, log: Path) -> subprocess.Popen[bytes]:
-    """Starts the process of a part in a new report, so that only the runner receives Ctrl-C."""
+    """Starts the process of a part in a new session, so that only the runner receives Ctrl-C."""
+    for earlier in parts.REPORTS.rglob(f"{part.name}.json"):
+        earlier.unlink()
     env = {name: value for name, value in os.environ.items() if name not in _MAKE_VARIABLES}
     command = part.command
     if part.isolated and os.geteuid() == 0:
@@ -141,21 +153,25 @@ def _unblock_signals() -> None:
 
 def _run(chosen: Sequence[Part], at_once: int) -> int:
     ended: dict[str, tuple[Result, Report | None]] = {}
-    for part in chosen:
-        if earlier := passed_earlier(part):
-            ended[part.name] = earlier
-            _print(earlier[0], f"{totals.line(*earlier)} (earlier)")
+    for part in filter(has_passed, chosen):
+        result = Result(part, 0, 0, parts.REPORTS / f"{part.name}.log")
+        ended[part.name] = result, totals.report_of(result, parts.REPORTS)
+    if ended:
+        print(f"passed in an earlier run of this commit: {', '.join(ended)}")
     started = time.monotonic()
-    for unchecked in _results(Schedule([part for part in chosen if part.name not in ended], at_once, start), started):
+    schedule = Schedule([part for part in chosen if part.name not in ended], at_once, start)
+    for unchecked in _results(schedule, started):
         report = totals.report_of(unchecked, parts.REPORTS)
         result = totals.checked(unchecked, report)
         ended[result.part.name] = result, report
+        mark_passed([result])
         _print(result, totals.line(result, report))
     passed_alone = [*repeat.repeat(ended, parts.REPORTS, lambda again: _results(Schedule(again, 1, start), started))]
     results = [result for result, _ in ended.values()]
+    mark_passed(results)
     failed = any(not result.succeeded for result in results)
-    for directory, second in ((parts.KERNELS, "second-kernel-*"), (parts.DEBIAN_KERNELS, "*")):
-        if any(directory.glob(second)):
+    for directory, pattern in ((parts.KERNELS, "second-kernel-*"), (parts.DEBIAN_KERNELS, "*")):
+        if any(directory.glob(pattern)):
             failed |= bool(reports.main(directory))
     test_reports = [report for _, report in ended.values() if report]
     lines = totals.summary(results, test_reports, passed_alone, time.monotonic() - started)

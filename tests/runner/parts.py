@@ -11,7 +11,7 @@ from tests.runner.schedule import Part
 
 REPORTS = Path("build/reports")
 KERNELS = REPORTS / "kernels"  # reports of tests/netns and tests/spec, which run on two kernels
-DEBIAN_KERNELS = REPORTS / "debian-kernels"  # and of the sample that runs on those of Debian's releases
+DEBIAN_KERNELS = REPORTS / "debian-kernels"  # reports of a sample of tests/netns on each Debian kernel
 
 # The number of parts that share the tests of a directory.
 _FIRST_KERNEL, _HARD, _UNIT = 5, 3, 3
@@ -26,10 +26,10 @@ _HARD_ON_SECOND_KERNEL = (
 # The real runtime of `make test`, from installation to removal.
 _ONE_RUNTIME = tuple(f"tests/clients/test_{name}.py" for name in ("install", "cri", "cri_life"))
 WITH_ALONE = ("tests/netns", "tests/cluster")  # the directories with tests marked `alone`
-BY_MAKE = ("tests/kubernetes",)  # the directories that a target of make runs, as a part of `make nightly`
+RUN_BY_MAKE = ("tests/kubernetes",)  # the directories whose tests run by a target of make, a part of `make nightly`
 # Debian releases whose kernels `make nightly` boots: Linux 5.10, 6.12 and the newest one.
-_DEBIAN_KERNELS = ("bullseye", "trixie", "sid")
-# Debian releases with newer container runtimes than the one of the test root, also for `make test-clients NEWER=1`.
+_DEBIAN_RELEASES = ("bullseye", "trixie", "sid")
+# Debian releases with newer container runtimes than the test root's: `make nightly`, `make test-clients NEWER=1`.
 NEWER = {"trixie": "build/runtimes/trixie", "sid": "build/runtimes/sid"}  # and the root file systems
 _PYTHON = ".venv/bin/python"
 _BUILT = ("test-root", "binaries")
@@ -88,19 +88,16 @@ def test_all() -> list[Part]:
 def nightly() -> list[Part]:
     """Returns the parts of `make nightly`: every kill and fault, every kernel and runtime, then real clusters.
 
-    The longest start first. Each file of tests/hard is a part, and an interrupted run continues with its parts.
+    After the builds the longest start first. Each file of tests/hard is a part, so an interrupted run loses little.
     """
     option = "--nightly"
     hard = sorted(path.stem.removeprefix("test_") for path in Path("tests/hard").glob("test_*.py"))
     faults = [f"tests/cluster/test_{name}.py" for name in ("pool_faults", "policy_races")]
-    alone = _then_alone(
+    parts = _then_alone(
         *(_make("test-root"), _make("venv"), _make("binaries", "venv"), _kubernetes()),
         *_debian_kernels(),
         *(_pytest(f"hard-{name}", [option, f"tests/hard/test_{name}.py"]) for name in hard),
-        *(
-            _in_second_kernel(f"second-kernel-{share}", (f"--share={share}/4", "tests/netns"), REPORTS)
-            for share in range(4)
-        ),
+        *(_whole_second_kernel(share, _SECOND_KERNEL["netns"]) for share in range(_SECOND_KERNEL["netns"])),
         *_newest_reference(),
         _pytest("clients", ["tests/clients"]),
         *newer_clients(),
@@ -110,7 +107,7 @@ def nightly() -> list[Part]:
         options=(option,),
     )
     clusters = _make("test-kubernetes", targets=("test-kubernetes", "NIGHTLY=1"))
-    return [*alone, replace(clusters, after=tuple(part.name for part in alone))]
+    return [*parts, replace(clusters, after=tuple(part.name for part in parts))]
 
 
 SUITES = {"check": check, "test": test, "test-all": test_all, "nightly": nightly}
@@ -128,7 +125,7 @@ def newer_clients() -> list[Part]:
 
 
 def named(names: Sequence[str]) -> list[Part]:
-    """Returns the parts of a suite, or the parts of `make test-all` with these names and those that they need.
+    """Returns the parts of a suite, or the parts with these names and those that they need.
 
     A group names all its parts. Raises KeyError for a name of no part.
     """
@@ -152,33 +149,40 @@ def list_names() -> list[str]:
 
 
 def _every_part() -> list[Part]:
-    return [*test_all(), *newer_clients(), *_newest_reference(), *_debian_kernels()]
+    """Returns the parts of `make test-all`, and those of `make nightly` with other names."""
+    every = {part.name: part for part in test_all()}
+    for part in nightly():
+        every.setdefault(part.name, part)
+    return list(every.values())
 
 
 def _newest_reference() -> list[Part]:
-    """Returns the tests of the reference plugins, with Debian's newest ones."""
+    """Returns the comparisons with the reference plugins, with Debian's newest ones."""
     name, unpack = "newest-reference", "unpack-newest-reference"
     part = _pytest(name, [f"--{name}", "tests/netns", "tests/hard", "tests/clients"], needs=(*_BUILT, unpack))
-    command = ("sh", "-c", 'REFERENCE=$(readlink -f "$0") exec "$@"', "build/reference/newest", *part.command)
+    with_newest = (
+        'exec env REFERENCE="$(readlink -f build/reference/newest)" "$@"'  # its version is the directory's name
+    )
+    command = ("sh", "-c", with_newest, "sh", *part.command)
     return [_make(unpack, targets=(name,)), replace(part, command=command)]
 
 
 def _debian_kernels() -> list[Part]:
     """Returns a sample of tests/netns on the emulated kernel of each Debian release."""
     group, parts = "debian-kernels", []
-    for release in _DEBIAN_KERNELS:
-        unpack, report = f"unpack-kernel-{release}", f"--report={DEBIAN_KERNELS}/{group}-{release}.json"
-        program = (_PYTHON, "-m", "tests.support.debian_kernel", report, f"--release={release}")
-        command = ("env", "PODWIRE_BIN_DIR=dist/bin", *program)
+    for release in _DEBIAN_RELEASES:
+        name, unpack = f"{group}-{release}", f"unpack-kernel-{release}"
+        program = (_PYTHON, "-m", "tests.support.debian_kernel", f"--release={release}")
+        command = ("env", "PODWIRE_BIN_DIR=dist/bin", *program, f"--report={DEBIAN_KERNELS}/{name}.json")
         parts += [
             _make(unpack, targets=("debian-kernel", f"DISTRIBUTION={release}")),
-            Part(f"{group}-{release}", command, (*_BUILT, unpack), isolated=False, group=group),
+            Part(name, command, (*_BUILT, unpack), isolated=False, group=group),
         ]
     return parts
 
 
 def _portable(tests: str) -> list[Part]:
-    """Returns tests of the portable variant, which starts slowly."""
+    """Returns the build and tests of the portable variant, which starts slowly."""
     build = _make("build-portable", "binaries", targets=("binaries", "PACKER=pyinstaller"))
     needs = ("test-root", build.name)
     return [build, _pytest("portable", [tests], needs=needs, bin_dir="dist/pyinstaller/bin")]
@@ -218,6 +222,13 @@ def _second_kernel(directory: str, share: int, of: int, *options: str) -> Part:
     """Returns a share of the tests that the first kernel cannot run, and of a few of the others."""
     name = f"second-kernel-{directory}-{share}"
     return _in_second_kernel(name, (f"--share={share}/{of}", "--complement", *options, f"tests/{directory}"), KERNELS)
+
+
+def _whole_second_kernel(share: int, of: int) -> Part:
+    """Returns a share of tests/netns whole: its report is not one of two kernels, of which each has a part."""
+    name = "whole-second-kernel"
+    part = _in_second_kernel(f"{name}-{share}", (f"--share={share}/{of}", "tests/netns"), REPORTS)
+    return replace(part, group=name)
 
 
 def _in_second_kernel(name: str, options: Sequence[str], reports: Path) -> Part:

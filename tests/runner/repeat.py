@@ -16,7 +16,7 @@ from tests.runner.totals import report_of
 
 _TESTS_FAILED = 1  # the exit status of pytest
 MOST_TESTS = 5  # more failures have one cause, which is not the machine's load
-_KEPT_OPTIONS = ("--newest-reference", "--alone")  # without them pytest does not select these tests again
+_KEPT_OPTIONS = ("--newest-reference", "--alone", "--nightly")  # without them other tests or fewer cases are repeated
 _SUFFIX = "-repeated"
 
 

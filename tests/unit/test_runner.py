@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.runner import parts, repeat, totals
-from tests.runner.__main__ import lock_reports, passed_earlier
+from tests.runner.__main__ import has_passed, mark_passed, prepare_reports
 from tests.runner.reports import FAILED, PASSED, Report
 from tests.runner.schedule import Part, Result, Schedule
 from tests.support.binaries import ROOT
@@ -130,7 +130,7 @@ def test_every_directory_of_tests_is_run():
     """
     files = list((ROOT / "tests").glob("*/test_*.py"))
     words = {word for part in parts.test_all() for word in part.command}
-    assert {directory(path) for path in files} - {*parts.BY_MAKE} <= words
+    assert {directory(path) for path in files} - {*parts.RUN_BY_MAKE} <= words
     assert {directory(path) for path in files if "mark.alone" in path.read_text()} - {"tests/unit"} == set(
         parts.WITH_ALONE
     )
@@ -184,26 +184,19 @@ def test_total_of_all_parts(tmp_path):
 
 
 def test_nightly_repeats_no_part_that_passed(tmp_path, monkeypatch):
-    """A run of the same commit repeats no part with a whole and successful report; other runs begin again."""
+    """Parts that passed at this commit are not repeated; another commit, or a changed file, begins again."""
     monkeypatch.setattr(parts, "REPORTS", tmp_path / "reports")
     monkeypatch.setattr(parts, "KERNELS", tmp_path / "reports" / "kernels")
+    good, bad = Part("good", ()), Part("bad", ())
 
-    def passed_before(commit: str) -> list[str]:
-        with lock_reports(commit):
-            return [name for name in ("good", "bad", "stopped") if passed_earlier(Part(name, ()))]
+    def run_at(commit: str) -> list[str]:
+        with prepare_reports(commit):
+            passed = [part.name for part in (good, bad) if has_passed(part)]
+            mark_passed([Result(good, 0, 1, tmp_path / "log"), Result(bad, 1, 1, tmp_path / "log")])
+            return passed
 
-    def end_parts() -> None:
-        Report("1.0", {"t::a": PASSED, "t::b": "no such feature"}, {"t::a": 61.0}).save(parts.KERNELS / "good.json")
-        Report("1.0", {"t::c": PASSED, "t::d": FAILED}).save(parts.REPORTS / "bad.json")
-
-    assert passed_before("one") == []
-    end_parts()
-    assert passed_before("one") == ["good"]
-    assert passed_before("two") == []
-    for commit in ("", ""):  # of files that differ from their commit
-        assert passed_before(commit) == []
-        end_parts()
-    assert passed_before("two") == []
+    commits = ("one", "one", "two", "one", "", "", "one")
+    assert [run_at(commit) for commit in commits] == [[], ["good"], [], [], [], [], []]
 
 
 SKIPPED = 5  # the number of a test that is skipped when it is repeated
