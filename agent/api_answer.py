@@ -16,6 +16,7 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from agent.api_errors import InvalidAnswer, OutcomeUnknown, TooLarge, status_error
+from agent.api_object import Document, object_at
 
 # The store refuses objects of more than 1.5 MiB. A page that is larger is requested again with fewer objects.
 MAX_DOCUMENT_BYTES = 4 << 20
@@ -23,8 +24,6 @@ _READ_BYTES = 64 << 10
 _GZIP = 31  # zlib's window bits for gzip
 _SHOWN_BYTES = 80  # of an answer that is no JSON
 BOOKMARK, DELETED, ERROR = "BOOKMARK", "DELETED", "ERROR"
-
-Document = Mapping[str, object]
 
 
 class WatchEvent(NamedTuple):
@@ -129,8 +128,7 @@ def parse_document(request: str, data: bytes | bytearray) -> Document:
 
 def resource_version_of(document: Document) -> str:
     """Returns `metadata.resourceVersion` of an object or a list, "" without one."""
-    metadata = document.get("metadata")
-    version = metadata.get("resourceVersion") if isinstance(metadata, Mapping) else None
+    version = object_at(document, "metadata").get("resourceVersion")
     return version if isinstance(version, str) else ""
 
 

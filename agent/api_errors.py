@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from agent.api_object import Document, object_at
 from process.stderr import one_line
 
 _MESSAGE_LENGTH = 500
@@ -111,14 +112,13 @@ _REFUSALS: Mapping[int, tuple[type[Refused], str]] = {
 _REQUEST_TIMEOUT = 408  # the server may have executed the request
 
 
-def status_error(request: str, status: int, document: Mapping[str, object], retry_after_s: float = 0) -> ApiError:
+def status_error(request: str, status: int, document: Document, retry_after_s: float = 0) -> ApiError:
     """Returns the error of an HTTP status, with the message and the reason of Kubernetes' Status object."""
     message, reason = (value if isinstance(value := document.get(key), str) else "" for key in ("message", "reason"))
     cause = f"{message or 'no message'} (HTTP {status}{f' {reason}' if reason else ''})"
     if 400 <= status < 500 and status != _REQUEST_TIMEOUT:
         kind, fix = _REFUSALS.get(status, (Refused, ""))
-        details = document.get("details")
-        name = details.get("name") if isinstance(details, Mapping) else None
+        name = object_at(document, "details").get("name")
         return kind(
             request,
             cause,

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from agent.api_answer import Document
 from agent.api_errors import ApiError, Conflict
+from agent.api_object import Document
 
 EVENTS = "/api/v1/namespaces/default/events"  # for objects without a namespace, such as Nodes
 COMPONENT = "podwire-agent"

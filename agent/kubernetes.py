@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 
 import urllib3
 
-from agent.api_answer import Document, Watch, read_document, resource_version_of
+from agent.api_answer import Watch, read_document, resource_version_of
 from agent.api_errors import (
     ApiError,
     Expired,
@@ -26,6 +26,7 @@ from agent.api_errors import (
     Unauthorized,
     status_error,
 )
+from agent.api_object import Document, object_at
 from agent.api_server import CurrentFile, Server
 from agent.http_connections import Connections
 
@@ -213,8 +214,7 @@ def _parsed_items(described: str, page: Document, parse: Callable[[Document], T]
 
 
 def _continue_of(page: Document) -> str:
-    metadata = page.get("metadata")
-    position = metadata.get("continue") if isinstance(metadata, Mapping) else None
+    position = object_at(page, "metadata").get("continue")
     return position if isinstance(position, str) else ""
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, ip_network
 from typing import NamedTuple
 
+from agent.api_object import object_at, objects_at
 from cni.address import Address, Network, format_ip, parse_ip
 
 INTERNAL_IP = "InternalIP"
@@ -45,18 +46,18 @@ def parse_node(document: Mapping[str, object]) -> Node:
 
     Wrong podCIDRs and addresses are listed in `problems`, so that the object of one node cannot stop the others.
     """
-    metadata = _mapping(document.get("metadata"))
+    metadata = object_at(document, "metadata")
     name, uid = metadata.get("name"), metadata.get("uid")
     if not (isinstance(name, str) and name and isinstance(uid, str) and uid):
         raise ValueError("the object of a Node has no name or no UID")
-    spec, status = _mapping(document.get("spec")), _mapping(document.get("status"))
+    spec, status = object_at(document, "spec"), object_at(document, "status")
     problems: list[str] = []
     texts = _list(spec.get("podCIDRs")) or ([spec["podCIDR"]] if spec.get("podCIDR") else [])
     pod_cidrs = tuple(network for text in texts if (network := _network(text, problems)) is not None)
-    internal = (item for item in map(_mapping, _list(status.get("addresses"))) if item.get("type") == INTERNAL_IP)
+    internal = (item for item in objects_at(status, "addresses") if item.get("type") == INTERNAL_IP)
     parsed = (_address(item.get("address"), problems) for item in internal)
     addresses = tuple(address for address in parsed if address is not None)
-    is_off = any(taint.get("key") == _OUT_OF_SERVICE for taint in map(_mapping, _list(spec.get("taints"))))
+    is_off = any(taint.get("key") == _OUT_OF_SERVICE for taint in objects_at(spec, "taints"))
     return Node(name, uid, pod_cidrs, addresses, tuple(problems), is_off)
 
 
@@ -103,10 +104,6 @@ def _is_special(value: Address | Network) -> bool:
     """Returns whether no pod and no other node can have `value`: loopback, link-local, multicast, unspecified."""
     is_special = value.is_loopback or value.is_link_local or value.is_multicast or value.is_unspecified
     return is_special or value == _BROADCAST
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _list(value: object) -> list[object]:

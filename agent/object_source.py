@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from agent.api_answer import BOOKMARK, DELETED, Document, WatchEvent, resource_version_of
+from agent.api_answer import BOOKMARK, DELETED, WatchEvent, resource_version_of
 from agent.api_errors import InvalidAnswer
+from agent.api_object import Document
 from agent.kubernetes import PAGE_SIZE, SERVICE, Listing
 from agent.node import Node, parse_node
 

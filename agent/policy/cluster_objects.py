@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from agent.api_answer import Document
+from agent.api_object import Document
 from agent.object_source import KubernetesObjects, ObjectClient
 from agent.object_watch import Changed, Deleted, Failed, ObjectEvent, ObjectWatch, Recovered, Synced
 from agent.policy.objects import (

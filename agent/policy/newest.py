@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from agent.api_answer import Document, resource_version_of
+from agent.api_answer import resource_version_of
 from agent.api_errors import ApiError
+from agent.api_object import Document
 from agent.object_source import ObjectClient
 from agent.policy.cluster_objects import POLICIES, CallInMain
 

@@ -18,10 +18,10 @@ from functools import lru_cache, partial
 from sys import intern
 from typing import NamedTuple, TypeVar
 
+from agent.api_object import Document, object_at, objects_at
 from agent.policy.selector import Selector, parse_selector
 from cni.address import Address, Network, parse_cidr, parse_ip
 
-Document = Mapping[str, object]
 V = TypeVar("V")
 
 INGRESS, EGRESS = "ingress", "egress"
@@ -128,7 +128,7 @@ class Policy(NamedTuple):
 
 def names_of(document: Document) -> tuple[str, str]:
     """Returns namespace ("" if the object is in none) and name of an object; raises ValueError if it has no name."""
-    metadata = _mapping(document, "metadata")
+    metadata = object_at(document, "metadata")
     namespace, name = metadata.get("namespace") or "", metadata.get("name")
     if not (isinstance(namespace, str) and isinstance(name, str) and name):
         raise ValueError("an object has no name")
@@ -137,13 +137,13 @@ def names_of(document: Document) -> tuple[str, str]:
 
 def parse_pod(document: Document) -> ClusterPod:
     """Returns the pod of a core/v1 Pod object; raises ValueError."""
-    metadata, spec, status = (_mapping(document, key) for key in ("metadata", "spec", "status"))
+    metadata, spec, status = (object_at(document, key) for key in ("metadata", "spec", "status"))
     namespace, name = names_of(document)
     at = f"Pod {namespace}/{name}"
     uid, node = metadata.get("uid"), spec.get("nodeName") or ""
     if not isinstance(uid, str) or not isinstance(node, str):
         raise ValueError(f"{at}: metadata.uid or spec.nodeName is not a string")
-    static_uid = _mapping(metadata, "annotations").get(_STATIC_UID)
+    static_uid = object_at(metadata, "annotations").get(_STATIC_UID)
     return ClusterPod(
         namespace,
         name,
@@ -160,7 +160,7 @@ def parse_pod(document: Document) -> ClusterPod:
 def parse_namespace(document: Document) -> Namespace:
     """Returns the namespace of a core/v1 Namespace object; raises ValueError."""
     _, name = names_of(document)
-    return Namespace(intern(name), _labels(_mapping(document, "metadata"), f"Namespace {name}"))
+    return Namespace(intern(name), _labels(object_at(document, "metadata"), f"Namespace {name}"))
 
 
 def parse_policy(document: Document) -> Policy:
@@ -170,7 +170,7 @@ def parse_policy(document: Document) -> Policy:
     if `spec.egress` has rules.
     """
     namespace, name = names_of(document)
-    spec = _mapping(document, "spec")
+    spec = object_at(document, "spec")
     try:
         types = _list(spec, "policyTypes", "spec") or _TYPES[: 2 if spec.get("egress") else 1]
         if not all(each in _TYPES for each in types):
@@ -190,7 +190,7 @@ def deny_all_policy(document: Document) -> Policy:
     """
     namespace, name = names_of(document)
     try:
-        pods = parse_selector(_mapping(document, "spec").get("podSelector") or {}, "spec.podSelector")
+        pods = parse_selector(object_at(document, "spec").get("podSelector") or {}, "spec.podSelector")
     except ValueError:
         pods = Selector()
     return Policy(namespace, name, pods, (), ())
@@ -276,8 +276,7 @@ def _shared_labels(pairs: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
 
 
 def _pod_addresses(status: Document, at: str) -> tuple[Address, ...]:
-    items = status.get("podIPs")
-    texts = [item.get("ip") for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
+    texts = [item.get("ip") for item in objects_at(status, "podIPs")]
     try:
         return tuple(parse_ip(str(text)) for text in texts or [status.get("podIP")] if text)
     except ValueError as error:
@@ -285,11 +284,11 @@ def _pod_addresses(status: Document, at: str) -> tuple[Address, ...]:
 
 
 def _named_ports(spec: Document) -> tuple[NamedPort, ...]:
-    containers = _readable_objects(spec, "containers")
-    sidecars = [item for item in _readable_objects(spec, "initContainers") if item.get("restartPolicy") == "Always"]
+    containers = objects_at(spec, "containers")
+    sidecars = [item for item in objects_at(spec, "initContainers") if item.get("restartPolicy") == "Always"]
     ports = []
     for container in containers + sidecars:
-        for port in _readable_objects(container, "ports"):
+        for port in objects_at(container, "ports"):
             name, number, protocol_name = port.get("name"), port.get("containerPort"), port.get("protocol") or "TCP"
             if isinstance(name, str) and name and isinstance(number, int) and isinstance(protocol_name, str):
                 ports.append((name, _PROTOCOLS.get(protocol_name, protocol_name), number))
@@ -306,16 +305,6 @@ def _parse_time(text: object) -> int:
         return int(datetime.fromisoformat(text).timestamp()) if isinstance(text, str) else 0
     except ValueError:
         return 0
-
-
-def _readable_objects(document: Document, key: str) -> list[Document]:
-    items = document.get(key)
-    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
-
-
-def _mapping(document: Document, key: str) -> Document:
-    value = document.get(key)
-    return value if isinstance(value, Mapping) else {}
 
 
 def _object(value: object, at: str) -> Document:

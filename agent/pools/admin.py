@@ -15,11 +15,12 @@ import threading
 from collections.abc import Callable, Mapping
 
 from agent.api_errors import ApiError
+from agent.api_object import Document
 from agent.http_server import BAD_REQUEST, UNAVAILABLE, Answer, Pages, Refusal, json_answer
 from agent.pools import admin_changes, cluster_check
 from agent.pools.block_protocol import Evidence
 from agent.pools.cluster_view import digest_of_space, format_cluster, read_cluster
-from agent.pools.documents import Document, decode, is_node
+from agent.pools.documents import decode, is_node
 from agent.pools.node_report import LocalReport, format_report
 from agent.pools.space import format_space
 from agent.pools.store import Store

@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import TypeVar
 
+from agent.api_object import Document
 from agent.pools.block_protocol import FREE, BlockRecord, NodeRecord, Token
 from agent.pools.space import Space, parse_space
 from agent.pools.store import BlockNote, NodeEntry, Stored
 from cni.address import Network, format_ip, parse_ip
 
 T = TypeVar("T")
-Document = Mapping[str, object]
 
 DAMAGED_BLOCK = BlockRecord("(damaged)", Token("", 0))
 # Foreign to every machine, and of no epoch: no agent registers in it, and none claims blocks while it is there.

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.api_answer import Document, DocumentStream
+from agent.api_answer import DocumentStream
 from agent.api_errors import Expired, InvalidAnswer, Refused, TooLarge
+from agent.api_object import Document
 from agent.http_connections import ClientCertificate
 from agent.pools import documents
 from agent.pools.block_protocol import BlockRecord, SwapOutcome

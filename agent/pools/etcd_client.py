@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import urllib3
 
-from agent.api_answer import Document, DocumentStream, read_document
+from agent.api_answer import DocumentStream, read_document
 from agent.api_errors import (
     ApiError,
     Expired,
@@ -32,6 +32,7 @@ from agent.api_errors import (
     Unauthorized,
     Unreachable,
 )
+from agent.api_object import Document
 from agent.api_server import CurrentFile
 from agent.http_connections import ClientCertificate, Connections
 

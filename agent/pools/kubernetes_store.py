@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from agent.api_answer import BOOKMARK, DELETED, Document, Watch, WatchEvent, resource_version_of
+from agent.api_answer import BOOKMARK, DELETED, Watch, WatchEvent, resource_version_of
 from agent.api_errors import ApiError, Conflict, Expired, NotFound
+from agent.api_object import Document, object_at
 from agent.kubernetes import SERVICE, ApiClient, Listing, object_path
 from agent.pools import documents, space_object
 from agent.pools.block_protocol import BlockRecord, SwapOutcome
@@ -341,10 +342,8 @@ def _node_of(name: str, prefix: str) -> str:
 
 
 def _object_of(document: Document) -> _Object:
-    metadata = document.get("metadata")
-    fields = metadata if isinstance(metadata, Mapping) else {}
-    labels = fields.get("labels")
-    return _Object(str(fields.get("name")), labels if isinstance(labels, Mapping) else {}, _raw_of(_BLOCKS, document))
+    metadata = object_at(document, "metadata")
+    return _Object(str(metadata.get("name")), object_at(metadata, "labels"), _raw_of(_BLOCKS, document))
 
 
 def _raw_of(kind: _Kind, document: Document) -> bytes:

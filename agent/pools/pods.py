@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from agent.api_answer import Document
+from agent.api_object import Document, object_at
 from agent.object_source import KubernetesObjects, ObjectClient
 from agent.object_watch import Changed, Deleted, Failed, ObjectEvent, Synced
 
@@ -36,11 +36,11 @@ def parse_pod(document: Document) -> PodKey:
     The key is the pod's name, which a StatefulSet gives to the next pod, too; for a virtual machine of KubeVirt the
     machine's name, and with the annotation podwire.io/sticky-key its value.
     """
-    metadata, spec, status = (_object(document, key) for key in ("metadata", "spec", "status"))
+    metadata, spec, status = (object_at(document, key) for key in ("metadata", "spec", "status"))
     namespace, name = metadata.get("namespace"), metadata.get("name")
     if not isinstance(namespace, str) or not isinstance(name, str):
         raise ValueError("it has no name")
-    annotations, labels = _object(metadata, "annotations"), _object(metadata, "labels")
+    annotations, labels = object_at(metadata, "annotations"), object_at(metadata, "labels")
     has_address = spec.get("hostNetwork") is not True and status.get("phase") not in _ENDED
     key = f"{namespace}/{name}"
     machine = next((value for label in _VIRTUAL_MACHINE if (value := labels.get(label))), None)
@@ -84,8 +84,3 @@ def pods_of_node(client: ObjectClient, node: str) -> KubernetesObjects[PodKey]:
     """Returns the pods of a node as a source of keys."""
     query = {"fieldSelector": f"spec.nodeName={node}"}
     return KubernetesObjects(client, PODS, parse_pod, lambda pod: pod.name, query)
-
-
-def _object(document: Mapping[str, object], key: str) -> Mapping[str, object]:
-    value = document.get(key)
-    return value if isinstance(value, Mapping) else {}

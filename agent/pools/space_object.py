@@ -12,11 +12,10 @@ nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
+from agent.api_object import Document, object_at, objects_at
 from agent.pools import documents
-from agent.pools.documents import Document
 from agent.pools.space import Pool, Space, format_space, parse_space
 from agent.pools.store import Stored
 
@@ -37,8 +36,7 @@ class PoolsRequest(NamedTuple):
 
 def raw_of(document: Document) -> bytes:
     """Returns the stored form of an object: its parts that a change tests, and the spec."""
-    metadata = document.get("metadata")
-    fields = metadata if isinstance(metadata, Mapping) else {}
+    fields = object_at(document, "metadata")
     parts = {"uid": fields.get("uid"), "generation": fields.get("generation")}
     return documents.encode({**parts, "status": document.get("status") or {}, "spec": document.get("spec")})
 
@@ -62,7 +60,7 @@ def refusal_of(name: str, raw: bytes) -> str:
 
 def document_in_effect(raw: bytes) -> Document:
     """Returns the document of the space in effect, an empty one if no pools have been accepted."""
-    status = _mapping(raw, "status")
+    status = object_at(documents.decode(raw), "status")
     return {key: status[key] for key in ("epoch", "pools")} if {"epoch", "pools"} <= status.keys() else {}
 
 
@@ -71,13 +69,13 @@ def request_of(raw: bytes) -> PoolsRequest:
     document, condition = documents.decode(raw), _condition_of(raw)
     is_current = condition.get("observedGeneration") == document.get("generation")
     reason, message = (str(condition.get(key, "")) if is_current else "" for key in ("reason", "message"))
-    return PoolsRequest(str(document.get("uid")), _mapping(raw, "spec"), reason, message)
+    return PoolsRequest(str(document.get("uid")), object_at(documents.decode(raw), "spec"), reason, message)
 
 
 def requests_pools(raw: bytes, pools: tuple[Pool, ...]) -> bool:
     """Returns whether the spec requests these pools, in whatever form."""
     try:
-        return parse_space({"pools": _mapping(raw, "spec").get("pools")}).pools == pools
+        return parse_space({"pools": object_at(documents.decode(raw), "spec").get("pools")}).pools == pools
     except ValueError:
         return False
 
@@ -109,11 +107,5 @@ def plain(message: str) -> str:
 
 
 def _condition_of(raw: bytes) -> Document:
-    conditions = _mapping(raw, "status").get("conditions")
-    items = conditions if isinstance(conditions, list) else []
-    return next((one for one in items if isinstance(one, Mapping) and one.get("type") == _CONDITION), {})
-
-
-def _mapping(raw: bytes, key: str) -> Document:
-    value = documents.decode(raw).get(key)
-    return value if isinstance(value, Mapping) else {}
+    conditions = objects_at(object_at(documents.decode(raw), "status"), "conditions")
+    return next((one for one in conditions if one.get("type") == _CONDITION), {})

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from agent.api_answer import BOOKMARK, Document
+from agent.api_answer import BOOKMARK
 from agent.api_errors import Conflict, Expired, Forbidden, Invalid, NotFound
+from agent.api_object import Document
 from agent.events import EventRecorder
 from agent.kubernetes import ApiClient, object_path
 from agent.node import Node, parse_node

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from agent.api_errors import Expired, OutcomeUnknown, Unreachable
+from agent.api_object import Document
 from agent.pools import documents
 from agent.pools.block_protocol import BlockRecord, SwapOutcome
 from agent.pools.space import Space, format_space
@@ -240,7 +241,7 @@ class StoreDouble:
             case _:
                 raise OutcomeUnknown(request, "no answer came in time")
 
-    def _swap(self, request: str, key: str, expected: Stored[object], document: documents.Document) -> SwapReply:
+    def _swap(self, request: str, key: str, expected: Stored[object], document: Document) -> SwapReply:
         """Executes a compare-and-swap, with the fault that a test has planned."""
         if expected.problem:
             return SwapReply(SwapOutcome.LOST, expected.problem)

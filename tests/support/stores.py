@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from agent.api_answer import Document
 from agent.api_errors import Conflict, NotFound
+from agent.api_object import Document
 from agent.kubernetes import ApiClient, object_path
 from agent.pools.etcd import EtcdStore
 from agent.pools.etcd_client import EtcdClient

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from agent.api_answer import Document
 from agent.api_errors import ApiError, Conflict, Forbidden, OutcomeUnknown, TooManyRequests
+from agent.api_object import Document
 from agent.events import EVENTS, EventRecorder, Subject
 
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from agent.api_answer import Document, WatchEvent
+from agent.api_answer import WatchEvent
 from agent.api_errors import ApiError, Expired, Forbidden, InvalidAnswer, OutcomeUnknown, TooManyRequests
+from agent.api_object import Document
 from agent.kubernetes import PAGE_SIZE, Listing
 from agent.node import Node, parse_node
 from agent.object_source import kubernetes_nodes
