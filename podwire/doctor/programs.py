@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,12 +31,14 @@ from podwire.doctor.shell_command import ShellCommand
 from podwire.networks import Network
 from podwire.output import span
 from podwire.programs_once import ProgramsOnce
+from podwire.verbs import origin
 from process import child
 from process.child import ChildCommand
 
 _GROUP = "plugins"
 _LIMIT_S = 5.0
 _ELF = b"\x7fELF"
+_ABOUT = re.compile(r"CNI (\S+) plugin ")  # of the reference plugins and of podwire's
 _MACHINE = slice(18, 20)  # e_machine (elf.h)
 # The environment that libcni sets for VERSION.
 _DUMMIES = {"CNI_COMMAND": "VERSION", "CNI_NETNS": "dummy", "CNI_IFNAME": "dummy", "CNI_PATH": "dummy"}
@@ -59,6 +62,11 @@ _BROKEN = Fault(
     "plugin-not-starting",
     Severity.PROBLEM,
     "a plugin does not answer VERSION: it cannot be started, or is not a CNI plugin",
+)
+_OTHER = Fault(
+    "plugin-of-another-name",
+    Severity.PROBLEM,
+    "the file of a plugin is another plugin, as after a `cp` onto one of podwire's names, which are hard links",
 )
 _VERSION = Fault(
     "version-unknown",
@@ -115,9 +123,21 @@ def _program(node: CheckedNode, kind: str, user: str, programs: _Programs) -> Fi
         known = _known_versions(path)
     except CniError as error:
         return _BROKEN.finding(kind, f"{path} {error.msg}", again, objects=_objects(kind))
+    if kind in node.plugins and (other := _name_in(path)) in node.plugins and other != kind:
+        fix = f"delete {path}, since its other names may be the same file, and install {kind} again"
+        return _OTHER.finding(kind, f"{path} is the plugin {other}", fix, objects=_objects(kind))
     programs.versions[kind] = known
     took = f"starts in {(time.perf_counter() - start) * 1000:.1f} ms"
     return ok_finding("programs", path, f"{took}, supports {span(known)}")
+
+
+def _name_in(path: str) -> str:
+    """Returns the name in the line that a plugin prints about itself, "" if it prints none."""
+    try:
+        known = _ABOUT.match(origin.about(path, os.environ))
+    except (OSError, CniError):
+        return ""
+    return known[1] if known else ""
 
 
 def _known_versions(path: str) -> tuple[str, ...]:
@@ -270,6 +290,8 @@ def _is_foreign(path: str) -> bool:
 
 
 CHECKS = (
-    Check(_GROUP, "programs", "no network names a plugin", _look, (_MISSING, _MODE, _FOREIGN, _BROKEN, _VERSION)),
+    Check(
+        _GROUP, "programs", "no network names a plugin", _look, (_MISSING, _MODE, _FOREIGN, _BROKEN, _OTHER, _VERSION)
+    ),
     Check(_GROUP, "status", "no plugin was run with STATUS", _status, (_STATUS,)),
 )

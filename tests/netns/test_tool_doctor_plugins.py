@@ -85,6 +85,18 @@ def test_plugin_that_does_not_start(node, content, name):
     assert node.find(name)["subject"] == "bridge"
 
 
+def test_plugin_of_another_name(node, reference):
+    """After a `cp` of another plugin onto one of several hard links, each of the names is reported."""
+    node.add_bridge()
+    for name in ("bridge", "host-local"):
+        (node.bin_dir / name).unlink()
+    shutil.copy(reference / "vrf", node.bin_dir / "bridge")
+    (node.bin_dir / "host-local").hardlink_to(node.bin_dir / "bridge")
+    findings = [one for one in node.list_findings() if one["name"] == "plugin-of-another-name"]
+    assert {one["subject"] for one in findings} == {"bridge", "host-local"}
+    assert all(one["text"].endswith("is the plugin vrf") for one in findings)
+
+
 @pytest.mark.old_reference
 def test_version_that_a_plugin_does_not_support(node, reference):
     """A cniVersion that a plugin of the list does not support is reported with the highest that all support."""
