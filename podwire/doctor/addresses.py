@@ -89,7 +89,7 @@ def _ranges(node: CheckedNode) -> Iterator[Finding]:
         for number, range_set in enumerate(item.sets):
             usage = _usage(node, item, range_set, Usage.count(range_set, owners_in(range_set, owners), known))
             stale += usage.stale
-            fix = node.command("gc", name) if usage.stale else _how_to_enlarge(item)
+            fix = node.command("gc", name) if usage.stale else _how_to_enlarge(item, range_set)
             if allocator.exhaustion_error(store, number, range_set, cache):
                 yield _FULL.finding(name, f"range {range_set}: {usage}", fix)
             elif usage.in_use * 100 >= usage.size * _NEARLY_PERCENT and usage.in_use > usage.stale:
@@ -104,10 +104,15 @@ def _ranges(node: CheckedNode) -> Iterator[Finding]:
             )
 
 
-def _how_to_enlarge(item: InterfaceConf) -> str:
+def _how_to_enlarge(item: InterfaceConf, range_set: RangeSet) -> str:
     if any(map(is_flannel, item.network.plugins)):
         return "flannel takes the range from the node's podCIDR: give the node a larger one, or run fewer pods on it"
-    return f'set a larger "subnet" in {item.network.path}'
+    if any(one.last - one.first + 1 < one.subnet.num_addresses - 2 for one in range_set.ranges):
+        return f'set another "rangeStart" or "rangeEnd" in {item.network.path}: the subnet has more addresses'
+    larger = f'set a larger "subnet" in {item.network.path}'
+    if item.bridge and item.routed:  # its address has the subnet's prefix length
+        return f"create a network with another bridge; or, without pods, delete the bridge {item.bridge} and {larger}"
+    return larger
 
 
 def _reserved(node: CheckedNode) -> Iterator[Finding]:

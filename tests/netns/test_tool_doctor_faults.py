@@ -214,7 +214,8 @@ def test_full_ranges(node, new_sandbox):
         if number == 11:
             assert node.find("range-nearly-full")["severity"] == "warning"
     assert [one["name"] for one in list_problems(node.list_findings())] == ["range-full"]
-    assert node.find("range-full")["cure"] == 'set a larger "subnet" in /etc/cni/net.d/10-small.conflist'
+    larger = 'delete the bridge cni0 and set a larger "subnet" in /etc/cni/net.d/10-small.conflist'
+    assert node.find("range-full")["cure"] == f"create a network with another bridge; or, without pods, {larger}"
 
 
 def test_fix_gives_a_recreated_bridge_the_address_that_pods_know(node, sandbox):
