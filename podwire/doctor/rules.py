@@ -24,6 +24,7 @@ from podwire.doctor.node import CheckedNode
 from podwire.doctor.pods import host_addresses
 from podwire.doctor.probes import Happening, Prediction
 from podwire.doctor.shell_command import ShellCommand
+from podwire.networks import Network
 from podwire.node.programs import find_program, get_output_lines
 from podwire.node.rule_owners import ADMINISTRATOR, PODWIRE
 from podwire.output import plural
@@ -328,7 +329,7 @@ def _advice(culprit: Culprit, fault: Fault) -> str:
         need = "have no connection" if fault is _PERHAPS else "need a service of this node"
         return f"if pods {need}, list the rules: {look(culprit)}"
     if fault is _POLICY or owner == "firewalld":
-        plugin = f'add {{"type": "firewall"}} to "plugins" in {culprit.item.network.path}'
+        plugin = _add_firewall(culprit.item.network)
         return f"{plugin}, or allow the pods in {owner or 'this chain'}; to list it: {look(culprit)}"
     if culprit.event.action.kind == "queue":
         return f"start the program that reads queue {culprit.event.action.port}; to list it: {look(culprit)}"
@@ -343,7 +344,15 @@ def _lasting(culprit: Culprit) -> str:
     has_firewall = any(plugin["type"] == "firewall" for plugin in item.network.plugins)
     if has_firewall or not item.routed or culprit.event.base.hook != FORWARD:
         return f"it has effect until {culprit.owner or 'the host'} loads its rules again"
-    return f'to make it permanent, add {{"type": "firewall"}} to "plugins" in {item.network.path}'
+    return f"to make it permanent, {_add_firewall(item.network)}"
+
+
+def _add_firewall(network: Network) -> str:
+    """Returns the advice for a chain that drops pods' packets; the plugin accepts none that come for a host port."""
+    text = f'add {{"type": "firewall"}} to "plugins" in {network.path}'
+    if not any(plugin["type"] == "portmap" for plugin in network.plugins):
+        return text
+    return f'{text} (and for host ports a rule: "Making a fix permanent" in docs/troubleshooting.md)'
 
 
 CHECKS = (
