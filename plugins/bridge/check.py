@@ -61,7 +61,8 @@ def _check_bridge(conf: BridgeConf, prev_result: Result, existing: Link | None) 
         )
     # Without a gateway address, the reference plugin does not set the bridge's MAC address, so it follows the ports.
     if conf.is_gateway and listed.mac and existing.mac != listed.mac:
-        details = f'it is {existing.mac}; set it back: ip link set "{name}" address {listed.mac}'
+        again = f'{RECREATE_HINT}, or if no other was created since: ip link set "{name}" address {listed.mac}'
+        details = f"it is {existing.mac}; {again}"
         raise internal(f"Bridge interface {name} Mac doesn't match: {listed.mac}", details)
     if not existing.is_up:
         raise internal(f"Bridge interface {name} is down", f'bring it up: ip link set "{name}" up')

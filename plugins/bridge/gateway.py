@@ -12,7 +12,7 @@ import errno
 from functools import partial
 
 from attachment import veth
-from attachment.prev_result import OTHER_ATTACHMENT_HINT
+from attachment.prev_result import OTHER_ATTACHMENT_HINT, RECREATE_HINT
 from cni.address import format_mac
 from cni.errors import CniError, Code, internal, invalid_conf
 from cni.result import Result
@@ -244,7 +244,8 @@ def _check_listed(host: Socket, name: str, prev_result: Result) -> Link:
     if existing is None:
         raise internal(f"Interface name {name} not found", _NEXT_ADD_HINT)
     if listed.mac and existing.mac != listed.mac:
-        details = f'it is {existing.mac}; set it back: ip link set "{name}" address {listed.mac}'
+        again = f'{RECREATE_HINT}, or if no other was created since: ip link set "{name}" address {listed.mac}'
+        details = f"it is {existing.mac}; {again}"
         raise internal(f"Interface {name} Mac doesn't match: {listed.mac}", details)
     if not existing.is_up:
         raise internal(f"Interface {name} is down", f'bring it up: ip link set "{name}" up')
