@@ -108,7 +108,8 @@ def _print_plugins_without_gc(
     context: Context, network: Network, kinds: tuple[str, ...], released: list[str], *, dry_run: bool
 ) -> None:
     if kinds:
-        context.out.print(f"GC was not run (cniVersion {network.version} has none): {', '.join(kinds)}")
+        reason = "before cniVersion 1.1.0 only podwire's plugins have it"
+        context.out.print(f"GC of {', '.join(kinds)} was not run: {reason}")
     if released:
         verb = "would release" if dry_run else "released"
         addresses = plural(len(released), "address")

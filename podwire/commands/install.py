@@ -165,7 +165,7 @@ def _uninstall(context: Context, options: Namespace) -> ExitStatus:
     finally:
         _print_actions(context, directory)
     if number := _count_dependent_pods(directory, layers(context, options)):
-        text = "their DEL fails until their plugins are there again: podwire install"
+        text = "their DEL fails until plugins are installed in this directory again"
         context.out.print(f"{plural(number, 'attachment')} may be running, and {text}")
     for path in dict.fromkeys(map(os.path.realpath, (BIN_DIR, *runtimes.list_bin_dirs(context.env)))):
         if path != os.path.realpath(directory.path) and Directory(path, directory.names).has_installed(_PROGRAM):
