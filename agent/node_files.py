@@ -111,7 +111,7 @@ def masquerade_backends(conf: str) -> tuple[str, ...]:
 
 def uninstall(settings: Settings) -> str:
     """Restores the files that were there before podwire; returns what was done. Raises CniError(5)."""
-    arguments = [settings.podwire, "uninstall", "--bin-dir", settings.bin_dir]
+    arguments = [settings.podwire, "uninstall", "--force", "--bin-dir", settings.bin_dir]
     try:
         done = subprocess.run(arguments, capture_output=True, text=True, timeout=_INSTALL_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -63,7 +63,8 @@ _UNINSTALL = """\
 Restores the files that `podwire install` replaced, and removes the other names that it created. Files that are not
 podwire's stay, and so does a configuration that was changed since. A symbolic link on PATH to the tool is also removed.
 If another runtime directory also has podwire, the command that removes it there is printed.
-Pods keep running; the restored plugins run their DEL, since rules, files and settings have the same names."""
+Pods keep running; the restored plugins run their DEL, since rules, files and settings have the same names. If plugins
+of a running pod would be missing, its DEL would fail: that needs --force."""
 
 
 def _add_directory(parser: ArgumentParser) -> None:
@@ -71,6 +72,11 @@ def _add_directory(parser: ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the changes and make none")
     add_conf_dir(parser)
     add_cache_dir(parser)
+
+
+def _add_uninstall(parser: ArgumentParser) -> None:
+    _add_directory(parser)
+    parser.add_argument("--force", action="store_true", help="also remove the plugins of running pods")
 
 
 def _add_install(parser: ArgumentParser) -> None:
@@ -158,6 +164,8 @@ def _about(runtime: Runtime, directory: Directory, written_to: str) -> Iterator[
 def _uninstall(context: Context, options: Namespace) -> ExitStatus:
     skel.block_signals()
     directory = _directory(context, options)
+    if not (options.force or directory.dry_run):
+        _refuse_with_pods(directory, layers(context, options))
     try:
         links = _links(context, directory)
         directory.uninstall(_PROGRAM)
@@ -173,6 +181,16 @@ def _uninstall(context: Context, options: Namespace) -> ExitStatus:
             fix = PACKAGE_FIX if is_packaged(path, directory.names) else f"{tool} uninstall --bin-dir {quote(path)}"
             context.out.print(f"podwire is also in {path}; to remove it there: {fix}")
     return ExitStatus.FINE
+
+
+def _refuse_with_pods(directory: Directory, caches: Sequence[Layer]) -> None:
+    """Raises CniError(5) if an attachment that may be running would have no plugin for its DEL."""
+    planned = Directory(directory.path, directory.names, dry_run=True)
+    planned.uninstall(_PROGRAM)
+    if number := _count_dependent_pods(planned, caches):
+        text = f"{plural(number, 'attachment')} may be running, and {directory.path} has no other plugins for their DEL"
+        hint = "delete their pods first (to list them: podwire show), or install other plugins afterwards: --force"
+        raise CniError(Code.IO_FAILURE, text, hint)
 
 
 def _count_dependent_pods(directory: Directory, caches: Sequence[Layer]) -> int:
@@ -330,6 +348,6 @@ UNINSTALL = Command(
     "remove podwire and restore the files that install replaced",
     _UNINSTALL,
     _uninstall,
-    _add_directory,
+    _add_uninstall,
     (("podwire uninstall", f"from {BIN_DIR}"),),
 )

@@ -50,14 +50,23 @@ def read_network_file(tool: Tool) -> str:
 
 
 def test_uninstall_beside_running_pods(tool: Tool, running: Namespace, tmp_path: Path) -> None:
-    """It says how many pods run whose DEL fails without the removed plugins: in a dry run, and of Multus' cache."""
+    """It refuses while pods run whose DEL would fail without the removed plugins, also those in Multus' cache."""
     line = [f"{tool.bin_dir}/podwire", "uninstall", f"--bin-dir={tmp_path}/bin", f"--conf-dir={tmp_path}/net.d"]
     multus = {"cniVersion": "1.0.0", "name": "multus", "type": "multus", "cniDir": str(tmp_path / "cache")}
     (tmp_path / "net.d" / "00-multus.conf").write_text(json.dumps(multus))
-    for cache, words in (("cache", ["--dry-run"]), ("runtime", [])):
-        line_of_cache = [*line, f"--cache-dir={tmp_path}/{cache}", *words]
-        done = subprocess.run(line_of_cache, capture_output=True, text=True, timeout=60, check=True)
-        assert "1 attachment may be running, and their DEL fails until" in done.stdout
+    bridge, has_no_plugins = tmp_path / "bin" / "bridge", f"{tmp_path}/bin has no other plugins for their DEL"
+    for cache, option, stream, text in (
+        ("cache", "--dry-run", "stdout", "their DEL fails until"),
+        ("cache", "--color=never", "stderr", has_no_plugins),
+        ("runtime", "--color=never", "stderr", has_no_plugins),
+        ("runtime", "--force", "stdout", "their DEL fails until"),
+    ):
+        assert bridge.exists()
+        line_of_cache = [*line, f"--cache-dir={tmp_path}/{cache}", option]
+        done = subprocess.run(line_of_cache, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode != 0) == (text == has_no_plugins), done
+        assert f"1 attachment may be running, and {text}" in getattr(done, stream), done
+    assert not bridge.exists()
 
 
 @pytest.mark.long
