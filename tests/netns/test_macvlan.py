@@ -51,6 +51,7 @@ def test_modes(macvlan, sandbox, mode):
     assert net.leases() == {}
 
 
+@pytest.mark.needs("macvlan_queue")
 def test_broadcast_queue(macvlan, new_sandbox):
     """`bcqueuelen` sets the length of the queue for broadcasts; 0 is the kernel's default."""
     for length, expected in ((500, 500), (0, 1000)):

@@ -272,7 +272,6 @@ def test_program_chooses_the_virtio_header(tap, sandbox):
 
 
 PERMISSIONS = [
-    ({}, (1000, 1000), True),  # without owner and group everybody may open it
     ({"owner": 1000}, (1000, 7), True),
     ({"owner": 1000}, (1001, 1000), False),
     ({"group": 2000}, (7, 2000), True),

@@ -18,6 +18,7 @@ FEATURES = {
     "vlan_device": f"{_ADD_LINKS} link l0 name l0.5 type vlan id 5",
     "dummy": "ip link add d0 type dummy",
     "macvlan": f"{_ADD_LINKS} link l0 name m0 type macvlan",
+    "macvlan_queue": f"{_ADD_LINKS} link l0 name m0 type macvlan; ip -d link show m0 | grep -q bcqueuelen",
     "ipvlan": f"{_ADD_LINKS} link l0 name i0 type ipvlan",
     "vrf": "ip link add vrf0 type vrf table 5",
     "ifb": "ip link add ifb0 type ifb",
@@ -26,6 +27,8 @@ FEATURES = {
     "nft_inet": "nft add table inet t; nft 'add chain inet t c { type filter hook forward priority 0; }'",
     "nft_nat": "nft add table inet t; nft 'add chain inet t c { type nat hook postrouting priority 100; }';"
     "nft add rule inet t c masquerade",
+    "nft_set_types": "nft add table inet t; nft 'add set inet t s { type ipv4_addr; }';"
+    "! nft 'add set inet t s { type ipv6_addr; }'",  # otherwise another type is accepted, and ignored
     "nft_queue": "nft add table bridge t; nft 'add chain bridge t c { type filter hook forward priority 0; }';"
     "nft add rule bridge t c queue num 7",
     "iptables_nft_nat": f"iptables-nft {_NAT}; ip6tables-nft {_NAT}",
