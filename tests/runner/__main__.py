@@ -59,6 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     except PermissionError as error:
         print(f"cannot write build/: {error}: remove what another user has left there", file=sys.stderr)
         return 2
+    shutil.rmtree(_SCRATCH, ignore_errors=True)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     # Most tests wait: for a lock, for the absence of a packet, for the kernel; those of `nightly` use the processor.
@@ -96,7 +97,6 @@ def prepare_reports(commit: str) -> IO[str]:
     parts.REPORTS.parent.mkdir(exist_ok=True)
     lock = parts.REPORTS.with_suffix(".lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    shutil.rmtree(_SCRATCH, ignore_errors=True)
     commit_file = parts.REPORTS / "commit"
     if not commit or not commit_file.exists() or commit_file.read_text() != commit:
         if parts.REPORTS.exists():
