@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterable
 
 NEW_MOUNTS, NEW_USERS, NEW_NETWORK = 0x00020000, 0x10000000, 0x40000000  # CLONE_NEW*: linux/sched.h
+SEPARATE_ROOT = 0x00000200  # CLONE_FS of unshare(2): a root and a current directory of this thread
 NEW_PIDS = 0x20000000
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38  # linux/prctl.h

@@ -37,6 +37,7 @@ def private_directory() -> Iterator[None]:
         output("mount", "-t", "tmpfs", "podwire", str(parent))
         yield
     finally:  # the mounts of process 1 again: later tests prove by them that a pod was deleted
+        libc.unshare(libc.SEPARATE_ROOT)  # an agent's threads may still run: they share this process's root directory
         setns(mount_namespace, libc.NEW_MOUNTS)
         os.close(mount_namespace)
         os.chdir(working_directory)
