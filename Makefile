@@ -139,7 +139,7 @@ check: needs-build ## run linters, type checks, import rules and unit tests; nee
 	@$(call say,check)
 	@$(PYTHON) -m tests.runner check
 
-test: ## run `check` and a short selection of the other tests, with real packets on two kernels and a runtime (root; 7 minutes)
+test: ## run `check` and a short selection of the other tests, with real packets on two kernels and a runtime (root; 9 minutes)
 	@$(call say,test)
 	@$(MAKE) --no-print-directory needs-build
 	@$(PYTHON) -m tests.runner test
