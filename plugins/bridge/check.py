@@ -20,6 +20,7 @@ from plugins.bridge import bridge_nf_call, mac_spoof, mtu, vlan
 from plugins.bridge.addresses import gateway_and_prefix, is_assigned
 from plugins.bridge.conf import BridgeConf
 from plugins.bridge.gateway import check as check_gateway
+from plugins.bridge.gateway import mac_hint
 
 
 def check_attachment(
@@ -61,9 +62,7 @@ def _check_bridge(conf: BridgeConf, prev_result: Result, existing: Link | None) 
         )
     # Without a gateway address, the reference plugin does not set the bridge's MAC address, so it follows the ports.
     if conf.is_gateway and listed.mac and existing.mac != listed.mac:
-        again = f'{RECREATE_HINT}, or if no other was created since: ip link set "{name}" address {listed.mac}'
-        details = f"it is {existing.mac}; {again}"
-        raise internal(f"Bridge interface {name} Mac doesn't match: {listed.mac}", details)
+        raise internal(f"Bridge interface {name} Mac doesn't match: {listed.mac}", mac_hint(existing, listed))
     if not existing.is_up:
         raise internal(f"Bridge interface {name} is down", f'bring it up: ip link set "{name}" up')
     if bool(existing.flags & link.IFF_PROMISC) != conf.promisc:

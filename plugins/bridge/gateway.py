@@ -15,7 +15,7 @@ from attachment import veth
 from attachment.prev_result import OTHER_ATTACHMENT_HINT, RECREATE_HINT
 from cni.address import format_mac
 from cni.errors import CniError, Code, internal, invalid_conf
-from cni.result import Result
+from cni.result import Interface, Result
 from kernel import link, sysctl, system, vlan
 from kernel.errors import KernelError
 from kernel.link import Link, VethEnd
@@ -235,6 +235,15 @@ def _delete_unused(
     host.change(link.delete_request(port))
 
 
+def mac_hint(existing: Link, listed: Interface) -> str:
+    """Returns what to do about an interface of all pods whose MAC address differs from a pod's result.
+
+    After it was created again, newer results have the newer address.
+    """
+    command = f'ip link set "{existing.name}" address {listed.mac}'
+    return f"it is {existing.mac}; {RECREATE_HINT}; if no other container was created since, set it back: {command}"
+
+
 def _check_listed(host: Socket, name: str, prev_result: Result) -> Link:
     """Checks that the gateway interface exists as prevResult lists it, and is up; returns it, raises CniError(999)."""
     listed = next((item for item in prev_result.interfaces if item.name == name and not item.sandbox), None)
@@ -244,9 +253,7 @@ def _check_listed(host: Socket, name: str, prev_result: Result) -> Link:
     if existing is None:
         raise internal(f"Interface name {name} not found", _NEXT_ADD_HINT)
     if listed.mac and existing.mac != listed.mac:
-        again = f'{RECREATE_HINT}, or if no other was created since: ip link set "{name}" address {listed.mac}'
-        details = f"it is {existing.mac}; {again}"
-        raise internal(f"Interface {name} Mac doesn't match: {listed.mac}", details)
+        raise internal(f"Interface {name} Mac doesn't match: {listed.mac}", mac_hint(existing, listed))
     if not existing.is_up:
         raise internal(f"Interface {name} is down", f'bring it up: ip link set "{name}" up')
     return existing
