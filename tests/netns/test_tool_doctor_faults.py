@@ -218,6 +218,17 @@ def test_full_ranges(node, new_sandbox):
     assert node.find("range-full")["cure"] == f"create a network with another bridge; or, without pods, {larger}"
 
 
+@pytest.mark.needs("iptables_nft_nat")
+def test_advice_for_a_dropping_chain_names_host_ports(node, sandbox):
+    """The firewall plugin accepts what pods send: with portmap, the advice says that host ports need a rule as well."""
+    portmap = {"type": "portmap", "capabilities": {"portMappings": True}, "backend": "iptables"}
+    network = node.add_bridge("pods", "10.9.0.0/24", portmap, isDefaultGateway=True)
+    node.attach(network, sandbox)
+    node.host.run("iptables", "-P", "FORWARD", "DROP")
+    advice = json.dumps([one for one in node.list_findings() if one["name"] == "forward-drop"])
+    assert 'for host ports a rule: \\"Making a fix permanent\\" in docs/troubleshooting.md' in advice, advice
+
+
 def test_fix_gives_a_recreated_bridge_the_address_that_pods_know(node, sandbox):
     """The fix for a recreated bridge sets the MAC address that its pods know as their gateway's."""
     result = node.attach(node.add_sample("60-podman.conflist"), sandbox)

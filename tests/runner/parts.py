@@ -160,9 +160,8 @@ def _newest_reference() -> list[Part]:
     """Returns the comparisons with the reference plugins, with Debian's newest ones."""
     name, unpack = "newest-reference", "unpack-newest-reference"
     part = _pytest(name, [f"--{name}", "tests/netns", "tests/hard", "tests/clients"], needs=(*_BUILT, unpack))
-    with_newest = (
-        'exec env REFERENCE="$(readlink -f build/reference/newest)" "$@"'  # its version is the directory's name
-    )
+    # The target of the link, whose name is the version.
+    with_newest = 'exec env REFERENCE="$(readlink -f build/reference/newest)" "$@"'
     command = ("sh", "-c", with_newest, "sh", *part.command)
     return [_make(unpack, targets=(name,)), replace(part, command=command)]
 
@@ -225,7 +224,7 @@ def _second_kernel(directory: str, share: int, of: int, *options: str) -> Part:
 
 
 def _whole_second_kernel(share: int, of: int) -> Part:
-    """Returns a share of tests/netns whole: its report is not one of two kernels, of which each has a part."""
+    """Returns a share of tests/netns without --complement: its report is not compared with one of the first kernel."""
     name = "whole-second-kernel"
     part = _in_second_kernel(f"{name}-{share}", (f"--share={share}/{of}", "tests/netns"), REPORTS)
     return replace(part, group=name)

@@ -214,11 +214,13 @@ def ended(tmp_path):
             report.save(tmp_path / "kernels" / f"{name}.json")
             repeated = tmp_path / f"{name}-repeated.json"
             outcome = Report("1.0", {test: PASSED if number != SKIPPED else "no such feature"})
-            expected = f"--report={repeated} {test}"
+            expected = f"--report={repeated} --nightly {test}"
             script = (
                 f'test "$*" = "{expected}" && echo \'{json.dumps(asdict(outcome))}\' >{repeated}; exit {1 - number % 2}'
             )
-            part = Part(name, ("sh", "-c", script, "sh", f"--report=kernels/{name}.json", "--share=0/2", "tests"))
+            part = Part(
+                name, ("sh", "-c", script, "sh", f"--report=kernels/{name}.json", "--nightly", "--share=0/2", "tests")
+            )
             ended[name] = Result(part, 1, 1, tmp_path / f"{name}.log"), report
         return ended
 
