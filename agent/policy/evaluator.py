@@ -122,11 +122,11 @@ def selects(peer: PodPeer, pod: ClusterPod, namespaces: Mapping[str, Namespace])
 
 
 def selects_namespace(peer: PodPeer, name: str, namespaces: Mapping[str, Namespace]) -> bool:
-    """Returns whether a peer selects a namespace; no selector selects one whose object is unknown."""
+    """Returns whether a peer selects a namespace; if its object is unknown, only the empty selector selects it."""
     if peer.namespaces is None:
         return peer.namespace == name
     namespace = namespaces.get(name)
-    return namespace is not None and peer.namespaces.matches(namespace.labels)
+    return peer.namespaces.matches(namespace.labels) if namespace else peer.namespaces == Selector()
 
 
 def _rule_allows(cluster: ClusterState, rule: Rule, connection: PodConnection, direction: str) -> bool:

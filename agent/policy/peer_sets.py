@@ -18,6 +18,7 @@ from typing import NamedTuple
 from agent.policy.evaluator import selects, selects_namespace
 from agent.policy.filter_table import Element, SetChange
 from agent.policy.objects import ClusterPod, Namespace, PodPeer
+from agent.policy.selector import Selector
 from cni.address import Address
 
 _HASH_DIGITS = 24
@@ -79,7 +80,8 @@ class PeerSets:
             peer_set = self._sets[key] = PeerSet(key)
             for anchor in _anchors(key):
                 self._index.setdefault(anchor, []).append(peer_set)
-            names = (key.peer.namespace, *self._namespaces)
+            of_pods = {pod.namespace for pod in self._owners.values()} if key.peer.namespaces == Selector() else ()
+            names = {key.peer.namespace, *self._namespaces, *of_pods}
             selected = {name for name in names if selects_namespace(key.peer, name, self._namespaces)}
             peer_set.elements.update(self._elements(key, selected))
         return peer_set

@@ -77,7 +77,7 @@ class PolicySelection:
             self.peer_sets.change_namespace(namespace.name, lambda: self.namespaces.update({namespace.name: namespace}))
 
     def remove_namespace(self, name: str) -> None:
-        """Removes a namespace's object: no selector of namespaces selects the namespace any longer."""
+        """Removes a namespace's object: of the selectors of namespaces only the empty one still selects it."""
         self.peer_sets.change_namespace(name, lambda: self.namespaces.pop(name, None) and None)
 
     def set_policy(self, policy: Policy) -> None:

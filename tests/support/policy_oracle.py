@@ -151,6 +151,8 @@ def _is_peer(documents: Sequence[Document], policy: Document, peer: Document, ad
     name = pod["metadata"]["namespace"]
     if peer.get("namespaceSelector") is None:
         return bool(name == policy["metadata"]["namespace"])
+    if not any(peer["namespaceSelector"].values()):  # also if the namespace's object is not known
+        return True
     namespaces = of_kind(documents, "Namespace")
     return any(each["metadata"]["name"] == name and _selects(peer["namespaceSelector"], each) for each in namespaces)
 

@@ -164,9 +164,13 @@ EXAMPLES = {
     "two elements are alternatives": Example(
         [ingress(peers({"namespaceSelector": BLUE}, {"podSelector": FRONT}))],
         ["client back tcp 80", "front back tcp 80"], ["leaving back tcp 80"]),
-    "an empty namespaceSelector selects pods of all known namespaces, and no other addresses": Example(
-        [ingress(peers({"namespaceSelector": EVERYTHING}))], ["client back tcp 80", "client6 back6 icmp 0"],
-        ["remote back tcp 80", "node2 back tcp 80", "lost back tcp 80"]),
+    "an empty namespaceSelector selects pods of all namespaces, and no other addresses": Example(
+        [ingress(peers({"namespaceSelector": EVERYTHING}))],
+        ["client back tcp 80", "client6 back6 icmp 0", "lost back tcp 80"],
+        ["remote back tcp 80", "node2 back tcp 80"]),
+    "no requirement for a namespace's labels is met while its object is unknown": Example(
+        [ingress(peers({"namespaceSelector": labelled("team", "NotIn", "blue")["podSelector"]}))],
+        ["front back tcp 80"], ["client back tcp 80", "lost back tcp 80"]),
     "In and Exists need the key, NotIn and DoesNotExist match without it": Example(
         [ingress(peers(labelled("app", "In", "front", "x"), port=1), peers(labelled("app", "NotIn", "front"), port=2),
                  peers(labelled("no", "NotIn", "front"), port=3), peers(labelled("app", "Exists"), port=4),
