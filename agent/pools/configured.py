@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent.kubernetes import ApiClient
 from agent.pools.etcd import etcd_store
-from agent.pools.kubernetes_store import kubernetes_store
+from agent.pools.kubernetes_store import KubernetesStore
 from agent.pools.network_blocks import NetworkOptions
 from agent.pools.options import ETCD, PoolOptions
 from agent.pools.store import Store
@@ -25,7 +25,7 @@ def open_store(options: PoolOptions, client: ApiClient | None) -> Store:
     etcd = options.etcd
     if options.store != ETCD:
         assert client  # options.py refuses --store kubernetes without an API server
-        return kubernetes_store(client, options.space)
+        return KubernetesStore(client, options.space)
     try:
         return etcd_store(
             etcd.endpoints,

@@ -32,7 +32,6 @@ DAMAGED_RECORD = NodeRecord("(damaged)", "(damaged)", "")
 DAMAGED_ENTRY = NodeEntry(DAMAGED_RECORD)
 
 _NODE = re.compile(r"[a-z0-9]{1,63}")  # 32 hex digits; no "-": it separates space and node in the name of an object
-_SPACE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _BLOCK_NAME = re.compile(r"([0-9a-f]{8}|[0-9a-f]{32})-([0-9]{1,3})")
 # Kubernetes compares texts in their JSON form, in which Go and Python encode other characters differently.
 _TEXT = re.compile(r"[ -%'-;=?-~]{0,256}")  # ASCII without < > &
@@ -47,13 +46,6 @@ _ENTRY_FIX = (
     'write {"machine": "", "instance": "", "epoch": "", "fenced": false, "name": "", "addresses": [], "networks": [], '
     '"registered": ""} in its place: its agent completes it; do not delete it'
 )
-
-
-def check_space_name(space: str) -> str:
-    """Returns the name of a space; raises ValueError if it is not valid."""
-    if not _SPACE_NAME.fullmatch(space):
-        raise ValueError(f"{space!r} is not a valid name of a space: use at most 63 of a-z, 0-9 and -, such as default")
-    return space
 
 
 def is_node(node: str) -> bool:

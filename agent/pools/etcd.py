@@ -52,14 +52,13 @@ def etcd_store(
     password_file: Path | None = None,
     space: str = "default",
 ) -> EtcdStore:
-    """Returns the store of a space in etcd; raises ValueError for an incomplete combination of options."""
-    if (cert is None) != (key is None):
-        raise ValueError("a client certificate of etcd needs its key, and the key its certificate")
-    if bool(user) != (password_file is not None):
-        raise ValueError("a user of etcd needs a password file, and the file a user")
+    """Returns the store of a space in etcd; raises ValueError for endpoints that it cannot use.
+
+    A client certificate comes with its key, and a user with a password file.
+    """
     certificate = ClientCertificate(cert, key) if cert and key else None
     account = User(user, password_file) if password_file else None
-    return EtcdStore(EtcdClient(endpoints, ca, certificate, account), documents.check_space_name(space))
+    return EtcdStore(EtcdClient(endpoints, ca, certificate, account), space)
 
 
 class _Answer(NamedTuple):

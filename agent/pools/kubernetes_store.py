@@ -61,11 +61,6 @@ _BLOCKS = _Kind("IPBlock", f"/apis/{GROUP}/v1/ipblocks", "blocks/")
 _NODES = _Kind("IPNode", f"/apis/{GROUP}/v1/ipnodes", "nodes/")
 
 
-def kubernetes_store(client: ApiClient, space: str = "default") -> KubernetesStore:
-    """Returns the store of a space in Kubernetes; raises ValueError for a name that no space can have."""
-    return KubernetesStore(client, documents.check_space_name(space))
-
-
 class _Object(NamedTuple):
     """An object of a list: its name, its labels, and the bytes that Stored.raw has."""
 
@@ -77,7 +72,7 @@ class _Object(NamedTuple):
 class KubernetesStore:
     """The store of one space in Kubernetes: see agent.pools.store.Store for its methods."""
 
-    def __init__(self, client: ApiClient, space: str) -> None:
+    def __init__(self, client: ApiClient, space: str = "default") -> None:
         self._client, self._space, self._prefix = client, space, f"{space}-"
         self._position = StorePosition()
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import NamedTuple
 
 from cni.address import Address, parse_ip
 
 KUBERNETES, ETCD = STORES = ("kubernetes", "etcd")
 DELETED, MANUAL = RECLAIM = ("deleted", "manual")
+_SPACE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a DNS label
 
 
 class Etcd(NamedTuple):
@@ -54,7 +56,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("addresses from the pools of the cluster, in place of podCIDRs")
     meaning = "where the pools are: custom resources of the API server, or etcd (default: no pools)"
     group.add_argument("--store", choices=STORES, default="", help=meaning)
-    group.add_argument("--space", default="default", metavar="NAME", help="the space of pools (default: default)")
+    group.add_argument(
+        "--space", default="default", type=_space_name, metavar="NAME", help="the space of pools (default: default)"
+    )
     _add_etcd(group)
     group.add_argument(
         "--pool-network",
@@ -161,6 +165,12 @@ def _problem(options: PoolOptions) -> str:
     if options.networks and not options.store:
         return "--pool-network needs --store"
     return ""
+
+
+def _space_name(text: str) -> str:
+    if not _SPACE_NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not at most 63 of a-z, 0-9 and -, such as default")
+    return text
 
 
 def _pool_network(text: str) -> tuple[str, str]:

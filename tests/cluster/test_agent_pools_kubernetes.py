@@ -7,7 +7,7 @@ import pytest
 
 from agent.api_server import Server
 from agent.kubernetes import ApiClient
-from agent.pools.kubernetes_store import kubernetes_store
+from agent.pools.kubernetes_store import KubernetesStore
 from tests.support import stores
 from tests.support.agent_nodes import Pod, error_of, pod_args
 from tests.support.attaching import reaches
@@ -35,7 +35,7 @@ def admin_of(world, directory):
 @pytest.fixture
 def store(world, tmp_path):
     """The store, for the administrator."""
-    return kubernetes_store(admin_of(world, tmp_path), "default")
+    return KubernetesStore(admin_of(world, tmp_path), "default")
 
 
 def owned(store, name):

@@ -12,7 +12,7 @@ from agent.pools import admin_changes
 from agent.pools.acceptance import Acceptance
 from agent.pools.block_protocol import BlockRecord, NodeRecord, SwapOutcome, Token
 from agent.pools.cluster_view import digest_of_space
-from agent.pools.kubernetes_store import kubernetes_store
+from agent.pools.kubernetes_store import KubernetesStore
 from agent.pools.node_report import LocalReport
 from agent.pools.reclaim import recover
 from agent.pools.reports import PoolsDecided
@@ -35,7 +35,7 @@ class Cluster:
 
     def __init__(self, api: Any) -> None:
         self.admin = api.client("admin")
-        self.store = kubernetes_store(api.client("agent"))
+        self.store = KubernetesStore(api.client("agent"))
         self.report = LocalReport(NODE, "worker-1", machine="machine-1")
         self.decisions: list[PoolsDecided] = []
         self.log: list[str] = []

@@ -11,7 +11,7 @@ from agent.api_server import Server
 from agent.kubernetes import ApiClient
 from agent.pools import documents
 from agent.pools.block_protocol import FREE, BlockRecord, NodeRecord, SwapOutcome, Token
-from agent.pools.kubernetes_store import GROUP, OWNER_LABEL, SPACE_LABEL, KubernetesStore, kubernetes_store
+from agent.pools.kubernetes_store import GROUP, OWNER_LABEL, SPACE_LABEL, KubernetesStore
 from agent.pools.space import Space
 from agent.pools.store import BlockNote, NodeEntry, Stored
 from tests.support.kubernetes_double import Fault
@@ -40,7 +40,7 @@ def admin(pools) -> ApiClient:
 @pytest.fixture
 def claimed(admin) -> KubernetesStore:
     """The administrator's store, in which a node owns the block."""
-    store = kubernetes_store(admin)
+    store = KubernetesStore(admin)
     assert claim(store) is SwapOutcome.SUCCEEDED
     return store
 
@@ -48,7 +48,7 @@ def claimed(admin) -> KubernetesStore:
 def test_rights_of_agents(pools, admin):
     """An agent with the rights of deploy/pools/ claims blocks, watches, changes the space, deletes nothing."""
     agent = pools.client("agent")
-    store = kubernetes_store(agent)
+    store = KubernetesStore(agent)
     assert store.swap_space(Stored(None), Space("epoch-1", ())).outcome is SwapOutcome.SUCCEEDED
     assert claim(store) is SwapOutcome.SUCCEEDED
     assert store.swap_block(BLOCK, store.read_block(BLOCK), FREE, NOTE).outcome is SwapOutcome.SUCCEEDED
@@ -64,14 +64,14 @@ def test_rights_of_agents(pools, admin):
 
 def test_without_rights(pools):
     """Without rights each read is an error that names the right and the fix, and no change is executed."""
-    store = kubernetes_store(pools.client("stranger"))
+    store = KubernetesStore(pools.client("stranger"))
     reads: list[Callable[[], object]] = [store.read_space, store.list_blocks, store.list_entries]
     for read in (*reads, lambda: store.read_block(BLOCK), lambda: store.watch("1")):
         with pytest.raises(Forbidden, match=r"forbidden: .* cannot .*; fix: grant the right"):
             read()
     assert store.swap_block(BLOCK, Stored(FREE), OWNED, NOTE).outcome is SwapOutcome.LOST
     with pytest.raises(Unauthorized):
-        kubernetes_store(pools.client("expired")).list_blocks()
+        KubernetesStore(pools.client("expired")).list_blocks()
 
 
 def test_an_object_has_what_people_select(admin, claimed):
@@ -87,11 +87,11 @@ def test_spaces_do_not_see_each_other(admin):
     """Spaces of which one's name begins with the other's have blocks and entries of their own."""
     names = ("default", "default-0a160040", "x")
     for number, name in enumerate(names):
-        store = kubernetes_store(admin, name)
+        store = KubernetesStore(admin, name)
         assert claim(store, BlockRecord(NODE, Token("e", number + 1))) is SwapOutcome.SUCCEEDED
         assert store.swap_entry(NODE, Stored(None), ENTRY._replace(name=name)).outcome is SwapOutcome.SUCCEEDED
     for number, name in enumerate(names):
-        store = kubernetes_store(admin, name)
+        store = KubernetesStore(admin, name)
         for blocks in (store.list_blocks(), store.list_blocks(NODE)):
             assert [one.value.token.generation for one in blocks.values()] == [number + 1]
         assert [one.value.name for one in store.list_entries().by_node.values()] == [name]
@@ -136,7 +136,7 @@ def test_a_json_patch_with_a_failed_test_changes_nothing(admin, claimed):
 
 def test_missing_kinds(double, client):
     """Without the custom resources nothing is free: each read is an error with the fix, each change is LOST."""
-    store = kubernetes_store(client)
+    store = KubernetesStore(client)
     double.missing_kinds = set(POOLS)
     for read in (store.read_space, lambda: store.read_block(BLOCK), store.list_blocks, lambda: store.watch("1")):
         with pytest.raises(NotFound, match="fix: apply the custom resources: kubectl apply --kustomize"):
@@ -158,7 +158,7 @@ def test_missing_kinds(double, client):
 )
 def test_outcomes(double, client, fault, outcome):
     """A refusal is LOST; a server's error, a cut connection and another program's answer are UNKNOWN; sent once."""
-    store = kubernetes_store(client)
+    store = KubernetesStore(client)
     for _ in range(2):  # create, then patch
         before = store.read_block(BLOCK)
         double.requests.clear()
@@ -173,7 +173,7 @@ def test_outcomes(double, client, fault, outcome):
 
 def test_a_watch_with_bookmarks_and_an_older_server(double, client):
     """Bookmarks raise the revision of a quiet watch; an event of an older resourceVersion ends it with Expired."""
-    store = kubernetes_store(client)
+    store = KubernetesStore(client)
     watch = store.watch(store.list_entries().revision)
     changes = iter(watch)
     store.swap_entry(NODE, Stored(None), ENTRY)
@@ -195,17 +195,14 @@ def test_a_watch_with_bookmarks_and_an_older_server(double, client):
 def test_objects_of_other_shapes(double, client, document):
     """An object without a usable spec is damaged, not free, and the lists work on."""
     double.store.put(PATH, document)
-    store = kubernetes_store(client)
+    store = KubernetesStore(client)
     assert store.read_block(BLOCK).value == documents.DAMAGED_BLOCK
     assert store.list_blocks()[BLOCK].problem
     assert len(store.list_problems()) == 1
     assert claim(store) is SwapOutcome.LOST
 
 
-def test_a_name_that_no_space_has(client):
-    """The name of a space is a DNS label."""
-    for name in ("", "A", "a/b", "-", "x" * 64):
-        with pytest.raises(ValueError, match="is not a valid name of a space"):
-            kubernetes_store(client, name)
+def test_a_server_that_does_not_answer():
+    """A request to it raises an ApiError."""
     with pytest.raises(ApiError):
-        kubernetes_store(ApiClient(Server("https://127.0.0.1:1"), None)).read_space()
+        KubernetesStore(ApiClient(Server("https://127.0.0.1:1"), None)).read_space()

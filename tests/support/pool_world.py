@@ -12,7 +12,7 @@ from agent.api_server import Server
 from agent.kubernetes import ApiClient
 from agent.pools.block_protocol import SwapOutcome
 from agent.pools.etcd import EtcdStore, etcd_store
-from agent.pools.kubernetes_store import kubernetes_store
+from agent.pools.kubernetes_store import KubernetesStore
 from agent.pools.space import parse_space
 from tests.support.agent_nodes import NETWORK, SERVER, ClusterNode, cluster
 from tests.support.cluster_agent import CONF, Agent
@@ -118,7 +118,7 @@ def kubernetes_pool_world(
         created = stack.enter_context(served(directory, *options, count=count, routed=routed))
         stack.enter_context(created.fabric.entered())
         server = Server(created.server.url, directory / "ca.crt")
-        store = kubernetes_store(ApiClient(server, directory / "token"), "default")
+        store = KubernetesStore(ApiClient(server, directory / "token"), "default")
         if pools:
             change = store.swap_space(store.read_space(), parse_space({"epoch": "e1", "pools": list(pools)}))
             assert change.outcome is SwapOutcome.SUCCEEDED, change

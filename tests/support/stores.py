@@ -13,7 +13,7 @@ from agent.api_object import Document
 from agent.kubernetes import ApiClient, object_path
 from agent.pools.etcd import EtcdStore
 from agent.pools.etcd_client import EtcdClient
-from agent.pools.kubernetes_store import SPACE_LABEL, kubernetes_store
+from agent.pools.kubernetes_store import SPACE_LABEL, KubernetesStore
 from agent.pools.store import Store
 from tests.support import manifests
 from tests.support.etcd import Etcd
@@ -73,7 +73,7 @@ def kubernetes_server(
     admin = client_of(url)
 
     def connect(url: str) -> Store:
-        return kubernetes_store(client_of(url), space)
+        return KubernetesStore(client_of(url), space)
 
     def put(key: str, raw: bytes | None) -> None:
         _put_object(admin, space, key, raw)
