@@ -65,14 +65,12 @@ class ApiClient:
         server: Server,
         token_file: Path | None,
         *,
-        user_agent: str = "podwire-agent",
         read_timeout_s: float = READ_TIMEOUT_S,
         watch_silence_s: float = WATCH_SILENCE_S,
     ) -> None:
         self._server = server
         self._token = CurrentFile(token_file) if token_file else None
         self._connections = Connections(server.ca_file or server.ca_text)
-        self._user_agent = user_agent
         self._timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=read_timeout_s)
         self._watch_timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=watch_silence_s)
 
@@ -163,7 +161,7 @@ class ApiClient:
             "Accept": _JSON,
             "Accept-Encoding": "gzip",
             "Content-Type": content_type,
-            "User-Agent": self._user_agent,
+            "User-Agent": "podwire-agent",
         }
         if self._token:
             try:

@@ -41,9 +41,6 @@ class MasqueradeUpdates:
 
     def start(self) -> None:
         """Starts the periodic repair of what other programs changed."""
-        self._schedule_repair()
-
-    def _schedule_repair(self) -> None:
         self._loop.call_at(now() + _REPAIR_S, self._repair)
 
     def schedule(self, name: str, others: frozenset[str]) -> None:
@@ -68,7 +65,7 @@ class MasqueradeUpdates:
             self._loop.call_at(now() + _GATHER_S, self._update)
 
     def _repair(self) -> None:
-        self._schedule_repair()
+        self.start()
         self._change(self._networks.repair)
 
     def _update(self) -> None:

@@ -23,9 +23,6 @@ class PeerPlans:
         self.this_node = ""
         self.problems: dict[str, tuple[str, ...]] = {}
 
-    def __len__(self) -> int:
-        return len(self._peers)
-
     def replace(self, nodes: Mapping[str, Node]) -> None:
         """Replaces all nodes."""
         self._peers = {name: self.with_former_addresses(node) for name, node in nodes.items()}

@@ -30,13 +30,11 @@ def describe_problems(problems: Iterable[Problem]) -> Iterator[str]:
 
 
 class Counters(NamedTuple):
-    """The numbers for metrics: requests, repaired objects and full comparisons so far; present routes, known nodes."""
+    """The numbers for metrics: requests and full comparisons so far, and the present routes."""
 
     requests: int
-    repairs: int
     comparisons: int
     routes: int
-    nodes: int
 
 
 def shadow_problem(node: str, route: ProtocolRoute, link: Link | None) -> Problem:

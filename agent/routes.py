@@ -59,7 +59,7 @@ class Routes:
         self._refused: dict[tuple[ObjectKind, bytes], str] = {}
         self._device_problem = ""
         self._repairs_of: Counter[tuple[ObjectKind, bytes]] = Counter()  # since the last full comparison
-        self._requests = self._repairs = self._comparisons = 0
+        self._requests = self._comparisons = 0
 
     def __enter__(self) -> Self:
         return self
@@ -174,8 +174,7 @@ class Routes:
     @property
     def counters(self) -> Counters:
         """The numbers for metrics."""
-        routes, nodes = len(self._existing[ObjectKind.ROUTE]), len(self._peers)
-        return Counters(self._requests, self._repairs, self._comparisons, routes, nodes)
+        return Counters(self._requests, self._comparisons, len(self._existing[ObjectKind.ROUTE]))
 
     @property
     def _is_ready(self) -> bool:
@@ -381,7 +380,6 @@ class Routes:
             if self._repairs_of[kind, key] <= _MAX_REPAIRS and not self._is_conflicting(kind, key):
                 self._log(f"restore {kernel_routes.describe(kind, key)}, which another program changed")
                 repairs.append(ObjectChange(kind, key, value))
-        self._repairs += len(repairs)
         self._apply(sorted(repairs))
 
     def _is_conflicting(self, kind: ObjectKind, key: bytes) -> bool:

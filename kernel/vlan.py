@@ -29,6 +29,11 @@ _VLANS_COMPRESSED = 4  # RTEXT_FILTER_BRVLAN_COMPRESSED: the kernel lists ranges
 VlanFlags = Mapping[int, int]  # VLAN ID -> PVID and UNTAGGED flags, 0 for a tagged VLAN
 
 
+def pvid_of(vlans: VlanFlags) -> int:
+    """Returns the VLAN of a port's untagged frames, 0 for none."""
+    return next((vid for vid, flags in vlans.items() if flags & PVID), 0)
+
+
 @dataclass(frozen=True)
 class Filtering:
     """A bridge's VLAN filtering, on or off, and its default VLAN (PVID, untagged) for new ports; 0 for none."""

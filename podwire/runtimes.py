@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from cni import delegate, gojson
+from cni import gojson
 from cni.errors import CniError, Code
 from podwire.node.programs import find_program, get_output_lines
 from process import files
@@ -69,13 +69,6 @@ class Runtime:
     source: str = ""
     without_cni: str = ""
     problem: CniError | None = None
-
-    def find(self, kind: str) -> str:
-        """Returns the file that it runs for plugin `kind`, "" if there is none."""
-        try:
-            return delegate.find(kind, self.bin_dirs)
-        except CniError:
-            return ""
 
     def install_dir(self, names: Iterable[str]) -> str:
         """Returns the directory from which it would run `names`: the first that has any of them, or that exists."""

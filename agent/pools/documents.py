@@ -60,11 +60,6 @@ def check_node(node: str) -> str:
     return node
 
 
-def is_key(key: str) -> bool:
-    """Returns whether a text can be the key of a pod."""
-    return bool(_KEY.fullmatch(key))
-
-
 def block_name(block: Network) -> str:
     """Returns the name of a block's object: its address in hex, and the prefix length, such as "0a160040-26"."""
     return f"{block.network_address.packed.hex()}-{block.prefixlen}"
@@ -117,7 +112,7 @@ def parse_block(document: Document) -> BlockRecord:
     if owner and not generation:
         raise ValueError('"generation" is 0, and the block has an owner')
     key = document.get("key", "-")
-    if not isinstance(key, str) or not is_key(key):
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise ValueError('"key" is not that of a pod, such as team-a/db-0@podwire')
     return BlockRecord(owner, Token(epoch, generation))
 

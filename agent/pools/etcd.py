@@ -224,11 +224,6 @@ class EtcdChanges:
     def __init__(self, stream: DocumentStream, prefix: str, revision: int) -> None:
         self._stream, self._prefix, self._revision = stream, prefix, revision
 
-    @property
-    def revision(self) -> str:
-        """The revision after which a later watch continues; etcd's reports of progress raise it, too."""
-        return str(self._revision)
-
     def __iter__(self) -> Iterator[EntryChanged | SpaceChanged]:
         """Yields the changes when they arrive."""
         for document in self._stream:

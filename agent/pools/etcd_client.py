@@ -110,10 +110,6 @@ class EtcdClient:
         """Opens a watch, which ends when its member has no leader."""
         return self._try_endpoints((Unreachable, OutcomeUnknown), lambda url: self._open_watch(url, body))
 
-    def forget_connections(self) -> None:
-        """Opens new connections from now on: on old ones answers may be lost after this node's addresses changed."""
-        self._connections.forget()
-
     def _try_endpoints(self, passed: tuple[type[ApiError], ...], send: Callable[[str], T]) -> T:
         """Sends a request to the endpoints sequentially, as long as the errors are those in `passed`."""
         first, count = self._first, len(self._endpoints)

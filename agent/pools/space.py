@@ -79,11 +79,11 @@ class Pool(NamedTuple):
         """Returns the CIDR that contains a block; None if it is not a block of this pool."""
         if block.prefixlen != self.prefix_lengths.get(block.version):
             return None
-        return next((cidr for cidr in self.cidrs if _contains(cidr, block)), None)
+        return next((cidr for cidr in self.cidrs if contains(cidr, block)), None)
 
     def is_draining(self, block: Network) -> bool:
         """Returns whether a block must not be claimed again."""
-        return any(_contains(cidr, block) for cidr in self.draining)
+        return any(contains(cidr, block) for cidr in self.draining)
 
     def gateway_of(self, cidr: Network) -> Address:
         """Returns the gateway of a CIDR in the mode "segment": the one in `gateways`, else the first address."""
@@ -123,7 +123,7 @@ class Pool(NamedTuple):
     def _claimable(self, version: int) -> Iterator[Network]:
         """Yields the CIDRs of an IP version from which blocks are claimed: those that do not drain completely."""
         for cidr in self.cidrs:
-            if cidr.version == version and not any(_contains(draining, cidr) for draining in self.draining):
+            if cidr.version == version and not any(contains(draining, cidr) for draining in self.draining):
                 yield cidr
 
     def _bits(self, cidr: Network) -> int:
@@ -228,7 +228,7 @@ def _check_pool(pool: Pool) -> None:
     if pool.is_sticky and not pool.namespaces:
         raise ValueError(f'pool {pool.name} is sticky, and has no "namespaces" whose pods get its addresses')
     for network in pool.draining:
-        if not any(network.version == cidr.version and _contains(network, cidr) for cidr in pool.cidrs):
+        if not any(contains(network, cidr) for cidr in pool.cidrs):
             raise ValueError(f'pool {pool.name}: "draining" {network} contains none of the "cidrs"')
     for gateway in pool.gateways:
         if pool.mode != SEGMENT or not any(gateway in cidr for cidr in pool.cidrs):
@@ -302,7 +302,7 @@ def _edges(network: Network) -> tuple[int, int]:
     return int(network.network_address), int(network.broadcast_address)
 
 
-def _contains(outer: Network, inner: Network) -> bool:
+def contains(outer: Network, inner: Network) -> bool:
     """Returns whether all addresses of `inner` are in `outer`."""
     if isinstance(outer, IPv4Network):
         return isinstance(inner, IPv4Network) and inner.subnet_of(outer)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agent.pools.space import SEGMENT, Pool, Space
+from agent.pools.space import SEGMENT, Pool, Space, contains
 from cni.address import Address, Network
 
 _WAIT = 'set the CIDR in "draining" first, and wait until `podwire ipam blocks --pool {}` lists none of its blocks'
@@ -30,7 +30,7 @@ def check(before: Space, after: Space, blocks: Iterable[Network]) -> None:
     _refuse_lost(before, after, claimed)
     for pool in before.pools:
         for cidr in pool.cidrs:
-            if not (_continues(pool, cidr, after) or any(_is_within(cidr, network) for network in pool.draining)):
+            if not (_continues(pool, cidr, after) or any(contains(network, cidr) for network in pool.draining)):
                 raise ValueError(
                     f"pool {pool.name} loses the blocks of {cidr}, which agents may be claiming now: "
                     f"{_WAIT.format(pool.name)}"
@@ -68,9 +68,9 @@ def _continues(pool: Pool, cidr: Network, after: Space) -> bool:
     new = after.pool(pool.name)
     if new is None or new.mode != pool.mode or new.prefix_lengths[cidr.version] != pool.prefix_lengths[cidr.version]:
         return False
-    parts = [part for part in new.cidrs if _is_within(part, cidr)]
+    parts = [part for part in new.cidrs if contains(cidr, part)]
     is_split = sum(part.num_addresses for part in parts) == cidr.num_addresses
-    return is_split or any(_is_within(cidr, other) for other in new.cidrs)
+    return is_split or any(contains(other, cidr) for other in new.cidrs)
 
 
 def _refuse_reserved(pool: Pool, new: Pool) -> None:
@@ -88,7 +88,3 @@ def _refuse_reserved(pool: Pool, new: Pool) -> None:
 
 def _reserved(pool: Pool, cidr: Network) -> set[Address]:
     return {cidr.network_address, cidr.broadcast_address, pool.gateway_of(cidr)}
-
-
-def _is_within(inner: Network, outer: Network) -> bool:
-    return inner.version == outer.version and inner.overlaps(outer) and inner.prefixlen >= outer.prefixlen

@@ -97,10 +97,6 @@ class StorePosition(NamedTuple):
 class Changes(Protocol):
     """An open watch: the iteration yields each change, and ends or raises ApiError when the watch ends."""
 
-    @property
-    def revision(self) -> str:
-        """The revision after which a later watch continues; it rises with each change, and now and then without one."""
-
     def __iter__(self) -> Iterator[EntryChanged | SpaceChanged]:
         """Yields the changes when they arrive."""
 

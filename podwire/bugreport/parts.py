@@ -64,13 +64,14 @@ class Sources:
         yield from self._files("net.d", self.directories.conf_dir, self.redaction.redact_conf)
         for layer in self.directories.layers:
             name = "multus-cache" if layer.source else "cache"
-            yield from self._files(name, layer.results_dir, self._redact_cache)
+            yield from self._files(name, layer.results_dir, self.redaction.redact_cache_entry)
         yield ReportPart("node/sysctls.txt", self._sysctls)
         yield from self._commands()
         yield ReportPart("stores.txt", self._limited(self._stores))
         yield ReportPart("node/system.txt", self._limited(partial(_read_all, _SYSTEM)))
         yield ReportPart("node/proc-net.txt", self._limited(_read_proc_net))
-        for path in [self.log] if self.log else self._strings(self._log_files):
+        list_logs = partial(logs.list_files, self.context.env, self.directories)
+        for path in [self.log] if self.log else self._strings(list_logs):
             yield ReportPart(f"log/{path.strip('/').replace('/', '_')}", self._limited(partial(_tail, path)))
         for name, words in programs.NODE.items():
             path = self.context.env.get("PATH", "")
@@ -93,9 +94,6 @@ class Sources:
             return []
         return data.decode("utf-8", "surrogateescape").split("\0") if data else []
 
-    def _log_files(self) -> list[str]:
-        return logs.list_files(self.context.env, self.directories)
-
     def _attachments(self) -> Iterator[tuple[str, ...]]:
         """Yields network, container, interface, pod and namespace of each attachment in the cache."""
         cached = self._strings(
@@ -116,9 +114,6 @@ class Sources:
             if file.endswith(suffixes) and os.path.isfile(os.path.join(directory, file)):
                 read = self._limited(partial(files.read, os.path.join(directory, file), _FILE_BYTES))
                 yield ReportPart(f"{name}/{file}", partial(_redacted, redact, f"{name}/{file}", read))
-
-    def _redact_cache(self, name: str, data: bytes) -> bytes:
-        return self.redaction.redact_cache_entry(name, data)
 
     def _sysctls(self) -> bytes:
         """Returns all settings of the network, one in each line."""

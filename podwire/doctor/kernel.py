@@ -12,7 +12,7 @@ from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.gateways import gateway_commands, ipv6_of
 from podwire.doctor.node import CheckedNode, InterfaceConf
 from podwire.doctor.shell_command import ShellCommand
-from podwire.node.programs import get_output_lines, legacy_program
+from podwire.node.programs import list_legacy_rules
 
 _GROUP = "kernel"
 _FORWARDING = {4: "ipv4/ip_forward", 6: "ipv6/conf/all/forwarding"}
@@ -134,8 +134,7 @@ def _bridged(node: CheckedNode) -> Iterator[Finding]:
 
 def _has_legacy_service() -> bool:
     """Returns whether kube-proxy has created its chain with iptables-legacy."""
-    program = legacy_program(4, "nat")
-    return bool(program) and "-N KUBE-SERVICES" in get_output_lines(program, "-t", "nat", "-S")
+    return "-N KUBE-SERVICES" in list_legacy_rules(4, "nat")
 
 
 def _connections(node: CheckedNode) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from shlex import quote
 from attachment.policy.table import TABLE as POLICIES
 from attachment.presence import Presence
 from cni import conf as cni_conf
-from cni import delegate, gojson, versions
+from cni import gojson, versions
 from cni.address import Network as Subnet
 from cni.conf import Attachment
 from cni.errors import CniError
@@ -111,13 +111,6 @@ class CheckedNode(NetworkFacts):
         """Returns a command line of this tool for a network, for use as a fix."""
         options = [f" {option} {quote(value)}" for option, value in self._options if value]
         return ShellCommand(f"podwire {name} {quote(network)}{''.join(options)}")
-
-    def find_plugin(self, kind: str) -> str:
-        """Returns the path of plugin `kind` in `bin_dirs`, "" if it is in none."""
-        try:
-            return delegate.find(kind, self.bin_dirs)
-        except CniError:
-            return ""
 
     @property
     def install_dir(self) -> str:

@@ -14,14 +14,14 @@ from attachment.masquerade import cluster_netlink
 from attachment.masquerade.names import CLUSTER_CHAIN
 from cni.conf import Attachment
 from kernel.netfilter import iptables, nft, nft_owner
-from kernel.netfilter.nft import Chain, NftRule, NftSocket, Table
+from kernel.netfilter.nft import Chain, NftSocket, Table
 from kernel.netfilter.ruleset import FAMILY_NAMES
 from plugins.firewall import firewalld
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import CheckedNode
 from podwire.doctor.rules import LEGACY
 from podwire.doctor.shell_command import ShellCommand
-from podwire.node.programs import find_program, get_output_lines, legacy_program
+from podwire.node.programs import find_program, list_legacy_rules
 from podwire.node.rule_owners import PODWIRE, owner_of
 from podwire.output import plural
 
@@ -102,10 +102,8 @@ def _legacy_tables() -> Iterator[str]:
     """Yields the tables in which iptables-legacy has rules ("ip nat"), as listed by its program."""
     for version in iptables.TOOLS:
         for table in _TABLES:
-            if program := legacy_program(version, table):
-                lines = get_output_lines(program, "-t", table, "-S")
-                if any(line.startswith("-A ") or line.endswith(" DROP") for line in lines):
-                    yield f"{'ip' if version == 4 else 'ip6'} {table}"
+            if any(line.startswith("-A ") or line.endswith(" DROP") for line in list_legacy_rules(version, table)):
+                yield f"{'ip' if version == 4 else 'ip6'} {table}"
 
 
 def _firewalld(node: CheckedNode) -> Iterator[Finding]:
@@ -163,10 +161,7 @@ def _stale_legacy(names: set[str], running: Owners, counts: dict[str, set[str]])
     """Adds the containers with rules that iptables-legacy's program lists."""
     containers = {(network, attachment.container_id) for network, attachment in running}
     for version in iptables.TOOLS:
-        program = legacy_program(version, "nat")
-        if not program:
-            continue
-        for line in get_output_lines(program, "-t", "nat", "-S"):
+        for line in list_legacy_rules(version, "nat"):
             owner = _LISTED_OWNER.search(line) if line.startswith(_LISTED) else None
             if owner and owner[1] in names and owner.groups() not in containers:
                 counts.setdefault(owner[1], set()).add(owner[2])
@@ -193,7 +188,7 @@ def _stale_owned(
     for chain in node.chains:
         if chain.table.name == "cni_hostport":
             for rule in nft.list_rules(socket, chain):
-                owner = _owner(rule)
+                owner = nft_owner.parse_owner(rule.userdata)
                 network = by_hash.get(owner[: nft_owner.HASH_BYTES])
                 if network and owner not in owners:
                     counts.setdefault(network, set()).add(owner[nft_owner.HASH_BYTES :].hex()[:_HASH_DIGITS])
@@ -237,15 +232,10 @@ def _cluster(node: CheckedNode) -> Iterator[Finding]:
 def _legacy_cluster_chains() -> Iterator[tuple[str, bool]]:
     """Yields the name of each such chain of iptables-legacy, and whether it accepts any network."""
     for version, tool in iptables.TOOLS.items():
-        program = legacy_program(version, "nat")
-        lines = get_output_lines(program, "-t", "nat", "-S") if program else []
+        lines = list_legacy_rules(version, "nat")
         if f"-N {CLUSTER_CHAIN}" in lines:
             rules = (line for line in lines if line.startswith(f"-A {CLUSTER_CHAIN} "))
             yield f"chain nat {CLUSTER_CHAIN} ({tool}-legacy)", any(rule.endswith(" -j ACCEPT") for rule in rules)
-
-
-def _owner(rule: NftRule) -> bytes:
-    return nft_owner.parse_owner(rule.userdata)
 
 
 def _digits(text: str) -> str:

@@ -17,8 +17,6 @@ from podwire.node.host_ports import list_host_ports
 from podwire.node.model import HostPort
 from podwire.predictions.routing import REMOTE
 
-# Addresses that no node has: what a pod sends to other machines goes to one of them.
-
 
 @dataclass(frozen=True, eq=False)
 class VethPod:

@@ -129,20 +129,17 @@ def _vlans(bridge: Link, pods: list[VethPod]) -> Iterator[Finding]:
     with Socket() as socket:
         members = vlan.list_by_port(socket, bridge)
         member = vlan.get_member(socket, bridge, bridge.index)
-    pvid = _pvid(member.vlans if member else {})
+    pvid = vlan.pvid_of(member.vlans if member else {})
     for pod in pods:
         veth = pod.host_veth
         if pod.item.vlans or veth is None or veth.index not in members or not pvid:
             continue
         vlans = members[veth.index]
-        if _pvid(vlans) != pvid or not vlans.get(pvid, 0) & vlan.UNTAGGED:
-            text = f'the port "{veth.name}" of {pod.name} has PVID {_pvid(vlans) or "none"}, the bridge has {pvid}'
+        port_pvid = vlan.pvid_of(vlans)
+        if port_pvid != pvid or not vlans.get(pvid, 0) & vlan.UNTAGGED:
+            text = f'the port "{veth.name}" of {pod.name} has PVID {port_pvid or "none"}, the bridge has {pvid}'
             command = f"bridge vlan add dev {quote(veth.name)} vid {pvid} pvid untagged"
             yield _VLAN.finding(pod.item.network.name, text, ShellCommand(command), objects=(veth.name,))
-
-
-def _pvid(vlans: vlan.VlanFlags) -> int:
-    return next((vid for vid, flags in vlans.items() if flags & vlan.PVID), 0)
 
 
 def _enslaved(node: CheckedNode) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from kernel import sysctl
 from kernel.fib import BY_KERNEL, LOCAL, REFUSALS, UNICAST, packet_to
 from kernel.link import IFF_LOOPBACK, IFF_LOWER_UP, Link
 from kernel.netfilter.packet import TCP, UDP, Packet
+from kernel.reverse_path import is_strict
 from kernel.route import TABLE_MAIN
 from podwire.doctor import route_fixes
 from podwire.doctor.attachments import ELSEWHERE
@@ -262,7 +263,7 @@ def _refused(node: CheckedNode, pod: VethPod, packet: Packet, choice: Choice, wh
 
 def _reverse(node: CheckedNode, pod: Address, remote: Address, choice: Choice) -> Iterator[Finding]:
     uplink = node.link_of(choice.ifindex)
-    if uplink is None or not _is_strict(uplink):
+    if uplink is None or not is_strict(node.socket, uplink):
         return
     back = node.fib.look_up(packet_to(remote, pod))
     if back.kind == UNICAST and back.ifindex != uplink.index:
@@ -271,14 +272,6 @@ def _reverse(node: CheckedNode, pod: Address, remote: Address, choice: Choice) -
             f'it is strict, and the way back to what "{uplink.name}" receives is another one: it drops answers to pods'
         )
         yield _REVERSE.finding(f"net/{name}", text, unless_intended(sysctl.command(name, "2")))
-
-
-def _is_strict(link: Link) -> bool:
-    try:
-        values = [sysctl.get(f"ipv4/conf/{name}/rp_filter") for name in ("all", link.name)]
-    except OSError:
-        return False
-    return max(values) == "1"
 
 
 CHECKS = (

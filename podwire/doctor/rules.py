@@ -50,7 +50,6 @@ _WORDS = {
     "mss": "limits the segments (MSS) of",
     "accept": "accepts, before podwire's rule,",
 }
-_ADVISED = "list the rule; if it should not apply to pods, change it in the program or script that created it"
 
 _DROPS = Fault(
     "rule-drops",

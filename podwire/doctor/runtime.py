@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from shlex import quote
 
 from attachment.presence import Presence
+from cni import delegate
+from cni.errors import CniError
 from ipam.host_local import listing
 from ipam.host_local.store import ReservationStore
 from podwire import attachments, runtimes
@@ -121,7 +123,7 @@ def _plugins(node: CheckedNode, runtime: Runtime) -> Iterator[Finding]:
     """Yields a finding for the first plugin of which the runtime runs a different file than the one doctor checks."""
     kinds = {kind for network in node.networks for kind in types_of(network)} or set(node.plugins)
     for kind in sorted(kinds):
-        theirs, ours = runtime.find(kind), node.find_plugin(kind)
+        theirs, ours = _find(kind, runtime.bin_dirs), _find(kind, node.bin_dirs)
         if theirs == ours or (theirs and ours and _is_same(theirs, ours)):
             continue  # without either, another check reports it
         runs = f"runs {theirs}" if theirs else f'finds no "{kind}" in {":".join(runtime.bin_dirs)}'
@@ -141,6 +143,14 @@ def _plugins(node: CheckedNode, runtime: Runtime) -> Iterator[Finding]:
             fix = f'install "{kind}" into {directory}'
         yield _ELSEWHERE.finding(runtime.name, text, fix, advice=advice, severity=_severity(runtime.name))
         return
+
+
+def _find(kind: str, bin_dirs: tuple[str, ...]) -> str:
+    """Returns the file of a plugin in directories, "" if it is in none."""
+    try:
+        return delegate.find(kind, bin_dirs)
+    except CniError:
+        return ""
 
 
 def _set_by(runtime: Runtime) -> str:

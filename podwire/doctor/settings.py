@@ -101,18 +101,13 @@ def _check(node: CheckedNode) -> Iterator[Finding]:
     for one in _SETTINGS:
         for interface in (uplinks if one.uplinks else gates) if "{}" in one.name else [""]:
             name = one.name.format(interface)
-            value = _number(node, name)
+            value = node.sysctl_number(name)
             if value is not None and one.is_bad(value):
                 fix = ShellCommand(sysctl.command(name, one.good))
                 yield one.fault.finding(f"net/{name}", f"it is {value}: {one.effect}", fix)
     if few := local_ports.find(node.sysctl):
         change: str = ShellCommand(f"sysctl -w net/{few.assignment}") if few.assignment else few.advice
         yield _HINDERS.finding(f"net/{few.setting}", f"{few.text}: the host can open few connections at a time", change)
-
-
-def _number(node: CheckedNode, name: str) -> int | None:
-    value = node.sysctl(name) or ""
-    return int(value) if value.isdigit() else None
 
 
 CHECKS = (

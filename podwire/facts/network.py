@@ -177,6 +177,11 @@ class NetworkFacts:
         except (OSError, CniError):
             return None
 
+    def sysctl_number(self, name: str) -> int | None:
+        """Returns a setting as a number, None if it is no number or does not exist."""
+        value = self.sysctl(name) or ""
+        return int(value) if value.isdigit() else None
+
     def is_bridge_filtered(self, version: int) -> bool:
         """Returns whether frames between ports of a bridge pass the rules of an IP version (br_netfilter)."""
         return self.sysctl(f"bridge/bridge-nf-call-ip{'6' if version == 6 else ''}tables") == "1"

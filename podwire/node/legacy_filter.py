@@ -9,7 +9,7 @@ import shlex
 
 from kernel.netfilter import iptables, nft
 from kernel.netfilter.ruleset import FilterChain, FilterRule, Ruleset
-from podwire.node.programs import get_output_lines, legacy_program
+from podwire.node.programs import list_legacy_rules
 from process.values import replace
 
 _TABLES = ("raw", "mangle", "nat", "filter", "security")
@@ -23,9 +23,7 @@ def with_legacy(ruleset: Ruleset) -> Ruleset:
     rules: dict[tuple[int, str, str, str], list[FilterRule]] = {}
     for version, tool in iptables.TOOLS.items():
         for table in _TABLES:
-            program = legacy_program(version, table)
-            lines = get_output_lines(program, "-t", table, "-S") if program else []
-            for line in lines:
+            for line in list_legacy_rules(version, table):
                 words = shlex.split(line)
                 if words[0] in ("-P", "-N"):
                     chains.append(_chain(nft.NFPROTO[version], table, words, f"{tool}-legacy"))

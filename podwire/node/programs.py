@@ -32,12 +32,15 @@ def get_output_lines(program: str, *options: str) -> list[str]:
     return outcome.stdout.decode("utf-8", "replace").splitlines()
 
 
-def legacy_program(version: int, table: str) -> str:
-    """Returns the path of iptables-legacy's program, "" if it has created no such table.
+def list_legacy_rules(version: int, table: str) -> list[str]:
+    """Returns the rules of a table of iptables-legacy, as its option -S prints them; [] if there is no such table.
 
     Raises CniError if the table exists and the program is not installed: no other program lists its rules.
     """
-    return require_legacy_program(f"{iptables.TOOLS[version]}-legacy") if iptables.has_legacy(version, table) else ""
+    if not iptables.has_legacy(version, table):
+        return []
+    program = require_legacy_program(f"{iptables.TOOLS[version]}-legacy")
+    return get_output_lines(program, "-t", table, "-S")
 
 
 def require_legacy_program(name: str) -> str:

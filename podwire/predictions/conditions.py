@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kernel.netfilter.nft_expression import parse_content
 from kernel.netfilter.ruleset import FilterChain, FilterRule, Ruleset
-from podwire.predictions.nft_machine import CONTINUING_OBJECTS, VERDICTS, number_of
+from podwire.predictions.nft_machine import CONTINUING_OBJECTS, DEEPEST, VERDICTS, number_of
 
 _IN, _OUT = 6, 7  # NFT_META_IIFNAME, OIFNAME
 _LOADS = ("meta", "payload", "ct", "fib", "socket", "rt", "exthdr", "bitwise", "byteorder", "immediate", "osf", "xfrm")
@@ -19,7 +19,6 @@ _TARGETS = {"DROP": "drop", "REJECT": "reject", "ACCEPT": "accept", "RETURN": "r
 _HARMLESS_TARGETS = ("LOG", "NFLOG", "ULOG", "CHECKSUM", "TCPMSS", "TRACE")
 _RANDOM = ("numgen", "hash", "statistic")
 _OTHER_EFFECTS = ("synproxy", "dynset", "dup", "fwd", "tproxy")
-_DEEPEST = 16  # NFT_JUMP_STACK_SIZE
 
 
 class InterfaceMatch(NamedTuple):
@@ -114,7 +113,7 @@ def _may_restrict(ruleset: Ruleset, rule: FilterRule, iif: str, oif: str, *, is_
     is_narrow = is_narrow or conditions.are_narrow
     if effect.kind in ("drop", "reject"):
         return is_narrow
-    if effect.kind not in ("jump", "goto") or depth > _DEEPEST:
+    if effect.kind not in ("jump", "goto") or depth > DEEPEST:
         return True
     chain = FilterChain(rule.chain.family, rule.chain.table, effect.chain, tool=rule.chain.tool)
     inner = ruleset.rules.get(chain.place, ())

@@ -15,7 +15,7 @@ from kernel.netfilter import nft
 from kernel.netfilter.packet import DNAT_STATUS, TRANSPORT, UNTRACKED, Packet
 from kernel.netfilter.ruleset import ARP, NETDEV, FilterChain, FilterRule, Ruleset
 from podwire.predictions import legacy_rules
-from podwire.predictions.nft_machine import Machine
+from podwire.predictions.nft_machine import DEEPEST, Machine
 from podwire.predictions.verdicts import UNCHANGED, Match, RuleAction
 from process.values import dataclass, replace
 
@@ -23,7 +23,6 @@ PREROUTING, INPUT, FORWARD, OUTPUT, POSTROUTING = range(5)  # NF_INET_*
 INGRESS, EGRESS = 0, 1  # NF_NETDEV_*
 _FAMILIES = {4: (nft.INET, nft.IPV4), 6: (nft.INET, nft.IPV6), 0: (ARP,)}
 _ARP_HOOKS = {INPUT: 0, OUTPUT: 1}  # NF_ARP_*
-_DEEPEST = 16  # NFT_JUMP_STACK_SIZE
 _ENDS = ("drop", "reject", "queue", "expire")
 _REWRITES = ("dnat", "snat", "masquerade", "redirect")
 
@@ -157,7 +156,7 @@ class _Walk:
 
     def _chain(self, chain: FilterChain, depth: int) -> None:
         """Evaluates a chain; returns at its end or at "return". Raises _Ended."""
-        if depth > _DEEPEST:
+        if depth > DEEPEST:
             return
         port = self._packet.payload(TRANSPORT, 2, 2)
         for rule in self._ruleset.candidates(chain, int.from_bytes(port, "big") if port else None):

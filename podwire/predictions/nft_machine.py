@@ -28,6 +28,7 @@ _PROTOCOL, _MARK, _IIF, _OIF, _IIFNAME, _OIFNAME, _IIFTYPE, _OIFTYPE, _NFPROTO, 
 _IIFGROUP, _OIFGROUP, _RANDOM = 20, 21, 24
 _ETHERNET = 1  # ARPHRD_ETHER
 _ETHERTYPES = {4: 0x0800, 6: 0x86DD, 0: 0x0806}
+DEEPEST = 16  # NFT_JUMP_STACK_SIZE: jumps within each other
 VERDICTS = {0: "drop", 1: "accept", 3: "queue", -3: "jump", -4: "goto", -5: "return"}
 _SOME = ("limit", "quota", "connlimit")
 _RANDOM_VALUES = {"numgen": 1, "hash": 2}  # the attribute with the register

@@ -16,7 +16,7 @@ from kernel.netfilter.ruleset import FilterChain, FilterRule, Ruleset
 from podwire.predictions import xt_rules
 from podwire.predictions.conditions import InterfaceMatch, conditions_of, effect_of, position_of
 from podwire.predictions.evaluation import PacketEvent
-from podwire.predictions.nft_machine import number_of
+from podwire.predictions.nft_machine import DEEPEST, number_of
 
 _ANSWERS, _ICMP, _OTHER = "answers", "icmp", "other"
 _META_INTERFACES, _META_PROTOCOL = (4, 5, 6, 7), 16  # NFT_META_IIF, OIF, IIFNAME, OIFNAME; L4PROTO
@@ -25,7 +25,6 @@ _NETWORK, _PROTOCOL_OFFSET = 1, 9  # of the IPv4 header
 _ICMP_NUMBERS = (b"\x01", b"\x3a")
 _ANSWER_STATES = {"RELATED", "ESTABLISHED", "DNAT"}
 _NEUTRAL = ("cmp", "counter", "immediate", "log", "last", "objref", "target", "reject", "lookup", "bitwise")
-_DEEPEST = 16  # NFT_JUMP_STACK_SIZE
 
 
 class Pods(NamedTuple):
@@ -58,7 +57,7 @@ def _permits(
     if is_ignored(rule):
         return False
     if effect.kind in ("jump", "goto"):
-        if len(rules) > _DEEPEST:
+        if len(rules) > DEEPEST:
             return True
         chain = FilterChain(rule.chain.family, rule.chain.table, effect.chain, tool=rule.chain.tool)
         inner = ruleset.rules.get(chain.place, ())

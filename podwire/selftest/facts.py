@@ -30,7 +30,7 @@ def read_facts() -> dict[str, object]:
         "pageBytes": os.sysconf("SC_PAGE_SIZE"),
         "distribution": _distribution(read_text("/etc/os-release")),
         "product": " ".join(filter(None, (read_text(f"/sys/class/dmi/id/{name}").strip() for name in _PRODUCT))),
-        "networkDrivers": _network_drivers(),
+        "networkDrivers": sorted(set(_drivers())),
         "programs": [name for name in _PROGRAMS if find_program(name)],
     }
 
@@ -69,12 +69,8 @@ def _distribution(text: str) -> str:
     return match[1] if match else ""
 
 
-def _network_drivers() -> list[str]:
-    """Returns the drivers of the machine's network devices; veth, bridge and the like have none."""
-    return sorted(set(_drivers()))
-
-
 def _drivers() -> Iterable[str]:
+    """Yields the drivers of the machine's network devices; veth, bridge and the like have none."""
     try:
         names = os.listdir("/sys/class/net")
     except OSError:

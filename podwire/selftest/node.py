@@ -43,8 +43,8 @@ class PrivateNode:
         """Whether the kernel was booted with IPv6."""
         return os.path.isdir(_SETTINGS_OF_IPV6)
 
-    def add_uplink(self, name: str, *outer: str, inner: tuple[str, ...] = (), master: str = "") -> Link:
-        """Creates a link of the node to the outside, with addresses at both ends; returns the node's end.
+    def add_uplink(self, name: str, *outer: str, inner: tuple[str, ...] = (), master: str = "") -> None:
+        """Creates a link of the node to the outside, with addresses at both ends.
 
         `master`: a bridge of the node, created with the link. A link of that name is kept. Raises KernelError.
         """
@@ -56,7 +56,6 @@ class PrivateNode:
                 self.uplinks[name] = self._with_addresses(socket, name, inner)
             with entered(self.fabric), Socket() as socket:
                 self._with_addresses(socket, name, outer)
-        return self.uplinks[name]
 
     def add_outer_vlan(self, uplink: str, vlan: int, cidr: str) -> None:
         """Creates a VLAN device on the outer end of an uplink; raises KernelError."""

@@ -304,20 +304,11 @@ class Exchange:
 
 def observe(exchange: Exchange) -> Observation:
     """Runs an exchange to its end."""
-    observe_all([exchange])
+    exchange.feed()
+    while not exchange.is_done:
+        wait_readable(exchange.descriptors, exchange.wait_s + 0.001)
+        exchange.feed()
     return exchange.finish()
-
-
-def observe_all(exchanges: Sequence[Exchange]) -> None:
-    """Runs exchanges in parallel until each is done; `finish` returns what was seen."""
-    while True:
-        for exchange in exchanges:
-            exchange.feed()
-        pending = [exchange for exchange in exchanges if not exchange.is_done]
-        if not pending:
-            return
-        descriptors = [number for exchange in pending for number in exchange.descriptors]
-        wait_readable(descriptors, min(exchange.wait_s for exchange in pending) + 0.001)
 
 
 def answer_tuples(seen: Observation) -> list[Tuple]:

@@ -12,7 +12,6 @@ from kernel.bridge_state import FORWARDING
 from kernel.fib import packet_to
 from kernel.link import Link
 from kernel.packet_tap import ANSWER, ERROR, REFUSAL, REQUEST, Sighting
-from kernel.vlan import PVID
 from podwire.trace import layer3
 from podwire.trace.exchange import NAMES, Observation
 from podwire.trace.place import Place
@@ -20,7 +19,6 @@ from podwire.trace.rules import MetRule
 from podwire.trace.topology import Topology
 
 _TRANSLATIONS = ("dnat", "snat", "masquerade", "redirect", "DNAT", "SNAT", "MASQUERADE", "REDIRECT")
-_BRIDGE_NETFILTER = {4: "bridge/bridge-nf-call-iptables", 6: "bridge/bridge-nf-call-ip6tables"}
 
 
 class Hop(NamedTuple):
@@ -39,7 +37,7 @@ class Hop(NamedTuple):
 
 def build(topology: Topology, seen: Observation, met: list[MetRule]) -> list[Hop]:
     """Returns the hops of the request, then those of the answer; `met` are the rules that the packet met."""
-    hops = list(_source_hops(topology, seen))
+    hops = list(_source_hops(seen))
     requests = [(place, one) for place, one in _once(seen) if one.kind == REQUEST]
     answers = [(place, one) for place, one in _once(seen) if one.kind in (ANSWER, REFUSAL, ERROR)]
     hops += _passage(topology, seen, requests, met)
@@ -59,7 +57,7 @@ def _once(seen: Observation) -> list[tuple[Place, Sighting]]:
     return first
 
 
-def _source_hops(topology: Topology, seen: Observation) -> Iterator[Hop]:
+def _source_hops(seen: Observation) -> Iterator[Hop]:
     flow = seen.flow
     packet = packet_to(
         flow.destination, flow.source_address, protocol=flow.protocol, port=flow.port, source_port=seen.source_port
@@ -178,7 +176,7 @@ def _port_text(node: Place, link: Link) -> str:
         if node.link_settings.filters_vlans(bridge):
             member = vlan.get_member(node.socket, bridge, link.index)
             ids = sorted(member.vlans) if member else []
-            pvid = next((number for number, flags in member.vlans.items() if flags & PVID), 0) if member else 0
+            pvid = vlan.pvid_of(member.vlans) if member else 0
             words.append(f"VLAN {','.join(map(str, ids[:5])) or 'none'}, PVID {pvid or 'none'}")
     except (CniError, KeyError):
         return f"port of {bridge.name}"
@@ -186,7 +184,6 @@ def _port_text(node: Place, link: Link) -> str:
 
 
 def _bridge_netfilter(node: Place, version: int) -> str:
-    on = node.sysctl(_BRIDGE_NETFILTER[version]) == "1"
-    return (
-        "br_netfilter is on: its packets meet the host's rules" if on else "br_netfilter is off: no rules of iptables"
-    )
+    if node.is_bridge_filtered(version):
+        return "br_netfilter is on: its packets meet the host's rules"
+    return "br_netfilter is off: no rules of iptables"

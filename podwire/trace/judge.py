@@ -127,7 +127,7 @@ def obstacle_suspects(topology: Topology, flow: Flow) -> Iterator[Suspect]:
 def _suspects(topology: Topology, seen: Observation, met: Sequence[MetRule]) -> Iterator[Suspect]:
     flow, arrival = seen.flow, seen.arrival
     if seen.send_error:
-        yield from _send_suspects(topology, seen)
+        yield from _send_suspects(seen)
     yield from _translation_suspects(topology, seen, met)
     routed_to = _routed_destination(topology, seen)
     request = Leg(
@@ -191,7 +191,7 @@ def _translation_suspects(topology: Topology, seen: Observation, met: Sequence[M
                 yield Suspect("translated", rule.place, text, rule.describe(), rule.owner, rule.look)
 
 
-def _send_suspects(topology: Topology, seen: Observation) -> Iterator[Suspect]:
+def _send_suspects(seen: Observation) -> Iterator[Suspect]:
     flow = seen.flow
     packet = packet_to(flow.destination, flow.source_address, protocol=flow.protocol, port=flow.port)
     yield from layer3.routing_suspects(flow.source, packet)

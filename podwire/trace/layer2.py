@@ -9,7 +9,6 @@ from cni.errors import CniError
 from kernel import neighbour, vlan
 from kernel.bridge_state import FORWARDING
 from kernel.link import IFF_LOWER_UP, Link
-from kernel.vlan import PVID
 from podwire.trace.place import Place
 from podwire.trace.suspect import Suspect
 from podwire.trace.topology import Topology
@@ -77,7 +76,7 @@ def _vlan_suspects(node: Place, bridge: Link, arriving: Link, leaving: Link | No
         return
     first = vlan.get_member(node.socket, bridge, arriving.index)
     second = vlan.get_member(node.socket, bridge, leaving.index if leaving else bridge.index)
-    pvid = next((number for number, flags in first.vlans.items() if flags & PVID), 0) if first else 0
+    pvid = vlan.pvid_of(first.vlans) if first else 0
     look = f"bridge vlan show dev {arriving.name}"
     if not pvid:
         text = f"port {arriving.name} of bridge {bridge.name} has no PVID, and drops untagged frames"

@@ -83,7 +83,7 @@ def destination_suspects(topology: Topology, packet: Packet) -> Iterator[Suspect
 
 def conntrack_suspects(place: Place) -> Iterator[Suspect]:
     """Yields a full connection tracking table."""
-    count, most = (_number(place, f"netfilter/nf_conntrack_{name}") for name in ("count", "max"))
+    count, most = (place.sysctl_number(f"netfilter/nf_conntrack_{name}") for name in ("count", "max"))
     if count is not None and most and count >= most:
         text = f"the connection tracking table is full: {count} of {most} entries; new connections are dropped"
         look = "sysctl net.netfilter.nf_conntrack_count net.netfilter.nf_conntrack_max"
@@ -102,7 +102,7 @@ def _forwarding_suspects(place: Place, arriving: Link, packet: Packet) -> Iterat
         return
     version = packet.destination.version
     for name in (f"ipv{version}/conf/{arriving.name}/forwarding", f"ipv{version}/conf/all/forwarding"):
-        if _number(place, name) == 0:
+        if place.sysctl_number(name) == 0:
             text = f"forwarding is off for packets that arrive at {arriving.name}: net/{name} is 0"
             yield Suspect("forwarding", place.name, text, f"net/{name}", look=f"sysctl net/{name}")
             if version == 4:
@@ -113,7 +113,7 @@ def _reverse_path_suspects(place: Place, arriving: Link, packet: Packet) -> Iter
     """Yields the reverse-path filter (RFC 3704): the answer to the source would leave by another interface."""
     if packet.version == 6:
         return
-    settings = {name: _number(place, f"ipv4/conf/{name}/rp_filter") or 0 for name in ("all", arriving.name)}
+    settings = {name: place.sysctl_number(f"ipv4/conf/{name}/rp_filter") or 0 for name in ("all", arriving.name)}
     mode = max(settings.values())
     if not mode:
         return
@@ -129,8 +129,3 @@ def _reverse_path_suspects(place: Place, arriving: Link, packet: Packet) -> Iter
     )
     name = f"net/ipv4/conf/{key}/rp_filter"
     yield Suspect("rp-filter", place.name, text, name, look=f"ip route get {packet.source}")
-
-
-def _number(place: Place, name: str) -> int | None:
-    value = place.sysctl(name) or ""
-    return int(value) if value.isdigit() else None

@@ -161,11 +161,6 @@ class Topology:
         """Returns the host's end of a pod's veth, None for other kinds of interfaces."""
         return self.node.link(pod.host_interface) if pod.host_interface else None
 
-    def place_behind(self, interface: str) -> PodPlace | None:
-        """Returns the pod whose veth ends at an interface of the node, None without one."""
-        pod = next((pod for pod in self.pods if pod.host_interface == interface), None)
-        return self.place(pod) if pod else None
-
     def node_address(self, version: int) -> Address | None:
         """Returns the node's address on its uplink, else another one that does not belong to a pods' bridge."""
         bridges = {pod.bridge for pod in self.pods} | {pod.host_interface for pod in self.pods}

@@ -59,7 +59,7 @@ rect, .swatch { fill: #f7f9fc; stroke: #7a8aa0; rx: 4 } .host { fill: #eef3ea; s
 .leaked { fill: #fde8e8; stroke: #c62828 } text.leaked { fill: #b71c1c; stroke: none }
 path { fill: none; stroke: #9aa8ba } path.leaked { fill: none; stroke: #c62828; stroke-dasharray: 4 3 }
 path.swatch.leaked { fill: #fde8e8; stroke-dasharray: none }"""
-_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})  # for text; no attribute contains input
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class _Picture:
     height: int = 0
 
     def box(self, x: int, y: int, box: _Box) -> None:
-        self.parts.append(f'<g class="box"><title>{_text(box.tooltip or box.lines[0])}</title>')
+        self.parts.append(f'<g class="box"><title>{escape(box.tooltip or box.lines[0])}</title>')
         self.parts.append(f'<rect class="{box.kind}" x="{x}" y="{y}" width="{box.width}" height="{box.height}"/>')
         for number, line in enumerate(box.lines):
             kind = "small" if number else "title" if box.width == _WIDTH else "small title"
@@ -260,7 +260,7 @@ def _document(picture: _Picture) -> str:
 
 
 def _line(x: int, y: int, text: str, kind: str) -> str:
-    return f'<text class="{kind}" x="{x}" y="{y}">{_text(text)}</text>'
+    return f'<text class="{kind}" x="{x}" y="{y}">{escape(text)}</text>'
 
 
 def _cut(text: str, most: int = _CHARACTERS) -> str:
@@ -274,7 +274,7 @@ def _without_middle(text: str, most: int) -> str:
     return f"{text[: most // 2]}\N{HORIZONTAL ELLIPSIS}{text[len(text) - (most - most // 2 - 1) :]}"
 
 
-def _text(text: str) -> str:
-    """Returns a text for XML 1.0, which excludes control characters, surrogates and noncharacters."""
+def escape(text: str) -> str:
+    """Returns a text for HTML and XML 1.0, which exclude control characters, surrogates and noncharacters."""
     printable = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
     return printable.translate(_ENTITIES)

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from cni import gojson
 from podwire.node.model import NodeInventory, format_rate
 from podwire.views import map_svg
+from podwire.views.map_svg import escape
 from podwire.views.page_script import SCRIPT
 from podwire.views.page_style import STYLE
 from podwire.views.selection import FINE, lacks_rules
 from podwire.views.shot import Shot
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})
 # In JSON inside an element `script` only "<" could end that element or begin a comment.
 _IN_SCRIPT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
@@ -37,7 +37,7 @@ class PageFinding:
 
 def render(node: NodeInventory, shot: Shot, findings: Sequence[PageFinding]) -> str:
     """Returns the page."""
-    title = _text(f"{shot.node}: pod networks")
+    title = escape(f"{shot.node}: pod networks")
     data = gojson.dumps({"pods": [_pod(number, node) for number in range(len(node.pods))]}).translate(_IN_SCRIPT)
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -49,7 +49,7 @@ def render(node: NodeInventory, shot: Shot, findings: Sequence[PageFinding]) -> 
 <style>{STYLE}</style>
 </head>
 <body>
-<header><h1>node {_text(shot.node)}</h1><p>{_text(shot.time)}, podwire {_text(shot.version)}</p>
+<header><h1>node {escape(shot.node)}</h1><p>{escape(shot.time)}, podwire {escape(shot.version)}</p>
 <nav><a href="#findings">findings</a> <a href="#pods">attachments</a> <a href="#networks">networks</a>
 <a href="#leaks">leaked objects</a> <a href="#map">map</a></nav></header>
 <main>
@@ -98,7 +98,7 @@ def _findings(findings: Sequence[PageFinding]) -> str:
         return '<p class="good">podwire doctor reports no finding.</p>'
     items = []
     for finding in findings:
-        values = {key: _text(value) for key, value in asdict(finding).items()}
+        values = {key: escape(value) for key, value in asdict(finding).items()}
         subject = f"{values['subject']}: " if finding.subject else ""
         fix = f"<br>fix: <code>{values['fix']}</code>" if finding.fix else ""
         severity = f'<b class="{values["severity"]}">{values["severity"]}</b>'
@@ -118,23 +118,17 @@ def _networks(node: NodeInventory) -> str:
 
 def _leaks(node: NodeInventory) -> str:
     items = (
-        f'<li><b class="problem">{_text(leak.kind)}</b> {_text(leak.network)}: {_text(leak.description)}'
-        f"<br>fix: <code>{_text(leak.fix)}</code></li>"
+        f'<li><b class="problem">{escape(leak.kind)}</b> {escape(leak.network)}: {escape(leak.description)}'
+        f"<br>fix: <code>{escape(leak.fix)}</code></li>"
         for leak in node.leaks
     )
     return f"<ul>{''.join(items)}</ul>" if node.leaks else '<p class="good">nothing is leaked.</p>'
 
 
 def _unseen(node: NodeInventory) -> str:
-    items = "".join(f"<li>{_text(item)}</li>" for item in node.unseen)
+    items = "".join(f"<li>{escape(item)}</li>" for item in node.unseen)
     return f'<h3 class="warning">Not seen</h3><ul>{items}</ul>' if items else ""
 
 
 def _row(kind: str, cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<{kind}>{_text(cell)}</{kind}>' for cell in cells)}</tr>"
-
-
-def _text(text: str) -> str:
-    """Returns a text for HTML, without control characters and surrogates."""
-    printable = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
-    return printable.translate(_ENTITIES)
+    return f"<tr>{''.join(f'<{kind}>{escape(cell)}</{kind}>' for cell in cells)}</tr>"

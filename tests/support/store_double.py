@@ -285,11 +285,6 @@ class Watch:
         self._double, self._revision, self._incarnation = double, revision, incarnation
         self._is_closed = False
 
-    @property
-    def revision(self) -> str:
-        """The revision after which a later watch continues."""
-        return str(self._revision)
-
     def __iter__(self) -> Iterator[EntryChanged | SpaceChanged]:
         """Yields the changes of entries and of the space."""
         double = self._double

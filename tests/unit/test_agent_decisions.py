@@ -32,7 +32,7 @@ class RecordedRoutes(Mock):
     """Routes that store the peers."""
 
     peers: dict[str, Node] | None = None
-    counters = Counters(0, 0, 1, 0, 0)
+    counters = Counters(0, 1, 0)
     failure: CniError | None = None
     problems: tuple[str, ...] = ()
     has_refusals = False
