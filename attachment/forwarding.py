@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
-from cni.errors import CniError, Code
+from cni.errors import internal
 from kernel import advertised_route, sysctl
 from process.stderr import one_line
 
@@ -36,8 +36,8 @@ def check(version: int) -> None:
         if sysctl.get(name) == "1":
             return
     except OSError as error:
-        raise CniError(Code.INTERNAL, f"cannot read net/{name}: {error.strerror}") from error
-    raise CniError(Code.INTERNAL, f"net/{name} is off", f"set it on the node: {sysctl.command(name, '1')}")
+        raise internal(f"cannot read net/{name}: {error.strerror}") from error
+    raise internal(f"net/{name} is off", f"set it on the node: {sysctl.command(name, '1')}")
 
 
 def refuse_unavailable() -> None:
@@ -50,10 +50,8 @@ def refuse_unavailable() -> None:
             if sysctl.get(name) == "1" or sysctl.is_writable(name):
                 return
     name = _NAMES[4]
-    raise CniError(
-        Code.INTERNAL,
-        f"forwarding is off, and net/{name} cannot be written here",
-        f"set it on the node: {sysctl.command(name, '1')}",
+    raise internal(
+        f"forwarding is off, and net/{name} cannot be written here", f"set it on the node: {sysctl.command(name, '1')}"
     )
 
 

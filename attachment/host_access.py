@@ -31,7 +31,7 @@ from attachment.sandbox import Sandbox, attachment_ips
 from cni.address import Address, format_mac, host_cidr
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import CniError, internal, invalid_conf
+from cni.errors import internal, invalid_conf
 from cni.keys import BOOLEAN, Key
 from cni.result import Result
 from kernel import address, child_link, flock, link, neighbour, sysctl
@@ -127,7 +127,7 @@ def remove_if_enabled(args: CmdArgs, net_conf: NetConf) -> None:
     """
     if not _is_enabled(net_conf):
         return
-    prev_result = _prev_result_or_none(net_conf)
+    prev_result = net_conf.lenient_prev_result()
     pod_ips = _pod_ips(prev_result, args) if prev_result else []
     with Socket() as host, _locked():
         routes = host_routes.list_marked(host)
@@ -146,7 +146,7 @@ def delete_neighbours_if_enabled(args: CmdArgs, net_conf: NetConf) -> None:
     """
     if not _is_enabled(net_conf):
         return
-    prev_result = _prev_result_or_none(net_conf)
+    prev_result = net_conf.lenient_prev_result()
     listed = prev_result.interfaces if prev_result else ()
     macs = {item.mac.lower() for item in listed if item.name == args.ifname and item.mac}
     with Socket() as host:
@@ -382,14 +382,6 @@ def _pod_ips(result: Result, args: CmdArgs) -> list[Address]:
 def _is_enabled(net_conf: NetConf) -> bool:
     """Returns whether `hostAccess` is true, also in an otherwise invalid configuration."""
     return net_conf.fields.raw(KEY.name) is True
-
-
-def _prev_result_or_none(net_conf: NetConf) -> Result | None:
-    """Returns prevResult, None for a missing or invalid one."""
-    try:
-        return net_conf.prev_result()
-    except CniError:
-        return None
 
 
 @contextmanager

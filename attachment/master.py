@@ -10,7 +10,7 @@ import sys
 from attachment.prev_result import RECREATE_HINT
 from attachment.sandbox import Sandbox
 from cni import link_name
-from cni.errors import CniError, Code, internal, invalid_conf
+from cni.errors import CniError, internal, invalid_conf
 from cni.fields import Fields
 from cni.keys import BOOLEAN, INTEGER, STRING, Key
 from kernel import link, route
@@ -129,7 +129,7 @@ def _get_named(socket: Socket, name: str) -> Link:
     (master,) = link.get(socket, link.by_name_request(name))
     if master is None:
         details = 'set "master" to an existing interface: ip link'
-        raise CniError(Code.INTERNAL, f'failed to lookup master "{name}": Link not found', details)
+        raise internal(f'failed to lookup master "{name}": Link not found', details)
     return master
 
 

@@ -11,11 +11,10 @@ import socket as stdlib_socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from ipaddress import IPv6Interface
-from types import TracebackType
 
 from attachment.prev_result import RECREATE_HINT
 from cni.address import Address, Network, host_cidr
-from cni.errors import CniError, Code
+from cni.errors import CniError, internal, invalid_conf
 from cni.result import IPConfig, Result, Route
 from kernel import address, link, route, sysctl
 from kernel.address import IFA_F_DADFAILED, IFA_F_TENTATIVE
@@ -61,9 +60,7 @@ class Sandbox:
     def __enter__(self) -> Sandbox:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._socket is not None:
             self._socket.close()
 
@@ -93,8 +90,7 @@ class Sandbox:
         """Returns the interface; raises KernelError, and CniError(999) without one of that name."""
         container_link = self.find_link()
         if container_link is None:
-            raise CniError(
-                Code.INTERNAL,
+            raise internal(
                 f'failed to lookup "{self.ifname}": Link not found',
                 f"the network namespace is {self.path}; something else deleted it",
             )
@@ -147,8 +143,7 @@ class Sandbox:
             while self._has_tentative_address(container_link):
                 if listener.wait_notifications(AddressMessage, deadline.remaining_s()) is None:
                     if self.get_link().operstate == link.OPERSTATE_UP:
-                        raise CniError(
-                            Code.INTERNAL,
+                        raise internal(
                             f"link {container_link.name} still has tentative addresses after {_DAD_TIMEOUT_S:.0f} s",
                             "IPv6 duplicate address detection did not finish; does the other end forward?",
                         )
@@ -159,8 +154,7 @@ class Sandbox:
         addresses = address.list_on_link(self.socket, container_link, family=stdlib_socket.AF_INET6)
         for assigned in addresses:
             if assigned.flags & IFA_F_DADFAILED:
-                raise CniError(
-                    Code.INTERNAL,
+                raise internal(
                     f"link {container_link.name} has address {assigned.address.ip} in DADFAILED state",
                     "another host on this network uses the address: remove it there, or exclude it from the IPAM range",
                 )
@@ -197,11 +191,7 @@ def _satisfies(installed: InstalledRoute, expected: Route) -> bool:
 
 
 def _missing(expected: str, sandbox: Sandbox) -> CniError:
-    return CniError(
-        Code.INTERNAL,
-        f"Expected {expected}",
-        f"the network namespace is {sandbox.path}; {RECREATE_HINT}",
-    )
+    return internal(f"Expected {expected}", f"the network namespace is {sandbox.path}; {RECREATE_HINT}")
 
 
 def add_routes_requests(container_link: Link, result: Result) -> list[Request]:
@@ -245,8 +235,7 @@ def attachment_ips(result: Result, ifname: str, *, strict: bool = True) -> list[
         if name == ifname:
             ips.append(ip)
         elif strict and index is not None:
-            raise CniError(
-                Code.INTERNAL,
+            raise internal(
                 f'failed to add IP addr {ip.address} to "{ifname}": invalid interface index',
                 f"interface {index} of the result is another one; correct the result of the IPAM plugin",
             )
@@ -286,14 +275,12 @@ def _write_parameters(ifname: str, *, ipv6: bool, dad: bool) -> None:
             sysctl.ensure(f"ipv6/conf/{name}/disable_ipv6", "0")
         sysctl.try_write(conf + "ndisc_notify", "1")  # the IPv6 counterpart of arp_notify, for announce()
     except FileNotFoundError as error:
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
+        raise invalid_conf(
             f"failed to enable IPv6 on interface {ifname}: {error.filename} is missing",
             "the kernel runs without IPv6; remove the IPv6 ranges from the configuration",
         ) from error
     except OSError as error:
-        raise CniError(
-            Code.INTERNAL,
+        raise internal(
             f"failed to enable IPv6 on interface {ifname}: {error.filename}: {error.strerror}",
             "IPv6 is disabled in the container; enabling it needs a writable /proc/sys",
         ) from error

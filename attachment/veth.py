@@ -16,7 +16,7 @@ from attachment.sandbox import Sandbox
 from cni.address import Cidr, format_mac
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import NetConf
-from cni.errors import CniError, Code, internal
+from cni.errors import CniError, Code, internal, invalid_conf
 from cni.fields import Fields
 from cni.result import Interface, IPConfig, Result
 from kernel import address, link, system
@@ -74,11 +74,10 @@ def create(
             if error.errno != errno.EEXIST:
                 where = f'for bridge "{master.name}"' if master else f"for {sandbox.path}"
                 msg = f"failed to make veth pair: {error}"
-                raise CniError(Code.INTERNAL, msg, error.details or where) from error
+                raise internal(msg, error.details or where) from error
             with Sandbox(sandbox, ifname) as container:
                 if container.find_link() or not tries_left:
-                    raise CniError(
-                        Code.INTERNAL,
+                    raise internal(
                         f'container veth name ("{ifname}") peer provided ("{host_end.name}") already exists',
                         f"{sandbox.path} has an interface of this name: the container is attached already; "
                         "run DEL first, or set CNI_IFNAME to another name",
@@ -125,7 +124,7 @@ def get_host_veth(host: Socket, name: str) -> Link:
     """Returns the host veth; raises KernelError, and CniError(999) when it no longer exists."""
     (host_veth,) = link.get(host, link.by_name_request(name))
     if host_veth is None:
-        raise CniError(Code.INTERNAL, f'failed to lookup "{name}": Link not found', "something else deleted it")
+        raise internal(f'failed to lookup "{name}": Link not found', "something else deleted it")
     return host_veth
 
 
@@ -143,7 +142,7 @@ def wait_carrier(socket: Socket, end: Link, name: str) -> None:
         while (end := get_host_veth(socket, end.name)).operstate != link.OPERSTATE_UP:
             if listener.wait_notifications(LinkMessage, deadline.remaining_s()) is None:
                 state = link.OPERSTATES[end.operstate] if end.operstate < len(link.OPERSTATES) else "?"
-                raise CniError(Code.INTERNAL, f"{name} in error state: {state}", f'the host interface is "{end.name}"')
+                raise internal(f"{name} in error state: {state}", f'the host interface is "{end.name}"')
 
 
 def delete_attachment_veth(
@@ -189,7 +188,7 @@ def refuse_small_mtu(mtu: int, ips: Iterable[IPConfig], hint: str = "") -> None:
     """Raises CniError(7) for an MTU at which the kernel removes IPv6 addresses from the interface."""
     if 0 < mtu < _IPV6_MTU_MIN and any(isinstance(ip.address, IPv6Interface) for ip in ips):
         msg = f'"mtu" {mtu} is too small for the IPv6 addresses that IPAM allocates'
-        raise CniError(Code.INVALID_NETWORK_CONFIG, msg, f"IPv6 needs {_IPV6_MTU_MIN} bytes (RFC 8200){hint}")
+        raise invalid_conf(msg, f"IPv6 needs {_IPV6_MTU_MIN} bytes (RFC 8200){hint}")
 
 
 def listed_container_interface(args: CmdArgs, prev_result: Result) -> Interface:
@@ -213,10 +212,10 @@ def check_host_veth(host_veth: Link, prev_result: Result) -> str:
         return f'"{host_veth.name}" is not in prevResult: {OTHER_ATTACHMENT_HINT}'
     if listed.mac and host_veth.mac != listed.mac:
         details = f'it is {host_veth.mac}; set it back: ip link set "{host_veth.name}" address {listed.mac}'
-        raise CniError(Code.INTERNAL, f"Interface {host_veth.name} Mac doesn't match: {listed.mac} not found", details)
+        raise internal(f"Interface {host_veth.name} Mac doesn't match: {listed.mac} not found", details)
     if not host_veth.is_up:
         details = f'bring it up: ip link set "{host_veth.name}" up'
-        raise CniError(Code.INTERNAL, f"Interface {host_veth.name} is down", details)
+        raise internal(f"Interface {host_veth.name} is down", details)
     return ""
 
 
@@ -224,10 +223,7 @@ def _exclude_attached(addresses: tuple[Cidr, ...], net_conf: NetConf) -> tuple[C
     """Returns `addresses` without those that prevResult, if readable, lists for this attachment."""
     if all(item.ip.is_loopback for item in addresses):
         return addresses  # most containers have no others, and parsing prevResult takes time
-    try:
-        prev_result = net_conf.prev_result()
-    except CniError:
-        return addresses
+    prev_result = net_conf.lenient_prev_result()
     attached = {item.address.ip for item in prev_result.ips} if prev_result else set()
     return tuple(item for item in addresses if item.ip not in attached)
 
@@ -240,10 +236,7 @@ def _delete_host_veth(
     A namespace without its file exists while a process is in it, and so does the veth pair with its addresses. An
     unconfirmed veth stays: an uplink may be a veth, too (kind, LXC), and prevResult may be another attachment's.
     """
-    try:
-        prev_result = net_conf.prev_result() or Result()
-    except CniError:
-        return  # DEL continues without prevResult
+    prev_result = net_conf.lenient_prev_result() or Result()
     for item in prev_result.interfaces:
         if not item.sandbox and item.name.startswith("veth") and is_interface_name(item.name):
             (veth,) = link.get(host, link.by_name_request(item.name))

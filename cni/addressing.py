@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cni.conf import NetConf
-from cni.errors import CniError, Code
+from cni.errors import invalid_conf
 from cni.fields import Fields
 from cni.result import Route, route_from_fields
 from cni.versions import at_least
@@ -25,11 +25,7 @@ def ipam_section(conf: NetConf, kind: str) -> Fields:
     """Returns the `ipam` object of a plugin named `kind`; CniError(7) without one (text of the reference)."""
     ipam = conf.fields.nested("ipam")
     if ipam is None:
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
-            "IPAM config missing 'ipam' key",
-            f'give the network an object "ipam" of type {kind}',
-        )
+        raise invalid_conf("IPAM config missing 'ipam' key", f'give the network an object "ipam" of type {kind}')
     return ipam
 
 
@@ -57,8 +53,7 @@ def supports_multiple(conf: NetConf) -> bool:
 def refuse_multiple(families: list[int], conf: NetConf, fix: str) -> None:
     """Raises CniError(7) for two addresses of one family, which results of CNI 0.1.0 and 0.2.0 cannot hold."""
     if len(families) > len(set(families)) and not supports_multiple(conf):
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
+        raise invalid_conf(
             f"CNI version {conf.cni_version} does not support more than 1 address per family",
             f"use cniVersion 0.3.0 or later, or {fix}",
         )

@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 from cni import gojson
-from cni.errors import CniError, Code
+from cni.errors import CniError, Code, invalid_conf
 from cni.fields import Fields
 from cni.result import Result, from_json
 from cni.versions import at_least
@@ -72,12 +72,19 @@ class NetConf:
         except CniError as error:
             raise error.prefixed("could not parse prevResult: ") from None
 
+    def lenient_prev_result(self) -> Result | None:
+        """Reads `prevResult` for DEL, None for a missing or unusable one."""
+        try:
+            return self.prev_result()
+        except CniError:
+            return None
+
     def required_prev_result(self, msg: str = "Required prevResult missing") -> Result:
         """Reads `prevResult`; raises CniError(7) as `prev_result` does, and with `msg` when it is absent."""
         result = self.prev_result()
         if result is None:
             details = "ADD of a chained plugin and each CHECK need the result of what ran before"
-            raise CniError(Code.INVALID_NETWORK_CONFIG, msg, details)
+            raise invalid_conf(msg, details)
         return result
 
     @property
@@ -88,8 +95,7 @@ class NetConf:
     def refuse_missing_ipam(self) -> None:
         """Raises CniError(7) for a layer 2 network of CNI 0.1.0 or 0.2.0, whose results are addresses."""
         if not self.ipam_type and not at_least(self.version, "0.3.0"):
-            raise CniError(
-                Code.INVALID_NETWORK_CONFIG,
+            raise invalid_conf(
                 "cannot convert: no valid IP addresses",
                 f'cniVersion {self.version} has no results without addresses; add "ipam" or use 0.3.0',
             )
@@ -117,10 +123,8 @@ class NetConf:
 
 def not_chained(plugin: str) -> CniError:
     """Returns the error of a chained plugin's ADD without prevResult (text of the reference)."""
-    return CniError(
-        Code.INVALID_NETWORK_CONFIG,
-        "must be called as chained plugin",
-        f'{plugin} works on an existing interface: list it behind one, in "plugins"',
+    return invalid_conf(
+        "must be called as chained plugin", f'{plugin} works on an existing interface: list it behind one, in "plugins"'
     )
 
 
@@ -145,14 +149,11 @@ def parse(stdin: bytes) -> NetConf:
     except CniError as error:
         raise CniError(Code.DECODING_FAILURE, prefix + error.msg.partition(": ")[2], error.details) from None
     if not name:
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG, "missing network name", 'the runtime must add "name" to the configuration'
-        )
+        raise invalid_conf("missing network name", 'the runtime must add "name" to the configuration')
     if not VALID_NAME.fullmatch(name):
-        raise CniError(Code.INVALID_NETWORK_CONFIG, "invalid characters found in network name", name)
+        raise invalid_conf("invalid characters found in network name", name)
     if fields.has("plugins") and not fields.has("type"):
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
+        raise invalid_conf(
             "this is a network list, not the configuration of one plugin",
             'pass one element of "plugins", with the list\'s "name" and "cniVersion" added',
         )

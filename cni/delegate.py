@@ -18,7 +18,7 @@ from cni import gojson, skel
 from cni.address import Cidr
 from cni.args import CmdArgs
 from cni.conf import NetConf
-from cni.errors import CniError, Code
+from cni.errors import CniError, Code, internal, invalid_conf
 from cni.result import Result, from_json
 from process import child, record
 from process.child import ChildCommand, Outcome
@@ -67,7 +67,7 @@ def add_ipam(args: CmdArgs, conf: NetConf, undo: Undo) -> Result:
     ipam_result = add(conf.ipam_type, args, conf, undo)
     if not ipam_result.ips:
         msg = "IPAM plugin returned missing IP config"
-        raise CniError(Code.INTERNAL, msg, f"the plugin {conf.ipam_type} allocated no address")
+        raise internal(msg, f"the plugin {conf.ipam_type} allocated no address")
     return ipam_result
 
 
@@ -102,9 +102,9 @@ def find(kind: str, path: tuple[str, ...]) -> str:
     if not path:
         raise CniError(Code.INVALID_ENVIRONMENT, "no paths provided", "CNI_PATH names no directory")
     if not kind:
-        raise CniError(Code.INVALID_NETWORK_CONFIG, "no plugin name provided", 'set "type" of the delegate')
+        raise invalid_conf("no plugin name provided", 'set "type" of the delegate')
     if "/" in kind or kind in (".", ".."):
-        raise CniError(Code.INVALID_NETWORK_CONFIG, f"invalid plugin name: {kind}", "a type is a file name, not a path")
+        raise invalid_conf(f"invalid plugin name: {kind}", "a type is a file name, not a path")
     for directory in path:
         candidate = os.path.join(directory, kind)
         try:
@@ -112,18 +112,14 @@ def find(kind: str, path: tuple[str, ...]) -> str:
                 return candidate
         except (OSError, ValueError):
             continue
-    raise CniError(
-        Code.INVALID_NETWORK_CONFIG,
-        f'failed to find plugin "{kind}" in path [{" ".join(path)}]',
-        "install it there or correct the type",
+    raise invalid_conf(
+        f'failed to find plugin "{kind}" in path [{" ".join(path)}]', "install it there or correct the type"
     )
 
 
 def _find_other(kind: str, args: CmdArgs, conf: NetConf) -> str:
     if kind and kind == conf.fields.string("type"):
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG, f'"ipam.type" is the plugin\'s own: {kind}', 'use "host-local", for example'
-        )
+        raise invalid_conf(f'"ipam.type" is the plugin\'s own: {kind}', 'use "host-local", for example')
     if args.in_process and kind in args.delegates:
         return _OURSELVES
     return find(kind, args.path)
@@ -197,7 +193,7 @@ def not_runnable(program: str, error: OSError) -> CniError:
         fix = f"run: chmod 0755 {program}"
     elif error.errno == errno.ENOEXEC:
         fix = "the file is damaged or for another processor: install the plugin again"
-    return CniError(Code.INTERNAL, f"cannot run {program}: {error.strerror}", fix)
+    return internal(f"cannot run {program}: {error.strerror}", fix)
 
 
 def _failure(program: str, outcome: Outcome) -> CniError:
@@ -210,12 +206,9 @@ def _failure(program: str, outcome: Outcome) -> CniError:
         details = body.get("details")
         return CniError(body["code"], msg, details if isinstance(details, str) else "")
     if not outcome.stdout:
-        return CniError(
-            Code.INTERNAL, f"netplugin failed with no error message: {outcome.ending}", f"the plugin is {program}"
-        )
+        return internal(f"netplugin failed with no error message: {outcome.ending}", f"the plugin is {program}")
     shown = outcome.stdout[:200].decode("utf-8", "replace")
-    return CniError(
-        Code.INTERNAL,
+    return internal(
         f"netplugin failed but error parsing its diagnostic message {shown!r}: {outcome.ending}",
         f"the plugin is {program}",
     )

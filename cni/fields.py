@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cni.address import Address, Cidr, parse_cidr, parse_ip
-from cni.errors import CniError, Code
+from cni.errors import CniError, invalid_conf
 
 _INT64 = 1 << 63
 _QUOTES = {"a string": " in double quotes", "an integer": " without quotes", "true or false": " without quotes"}
@@ -56,7 +56,7 @@ class Fields:
 
     def error(self, key: str, problem: str, details: str = "") -> CniError:
         """Returns (does not raise) a CniError(7): `key` and its `problem`."""
-        return CniError(Code.INVALID_NETWORK_CONFIG, f'{self.context}: "{self.path(key)}" {problem}', details)
+        return invalid_conf(f'{self.context}: "{self.path(key)}" {problem}', details)
 
     def _wrong_type(self, key: str, expected: str, value: object) -> CniError:
         return self.error(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ipaddress import IPv4Interface
 
 from cni.address import Address, Cidr, format_ip
-from cni.errors import CniError, Code
+from cni.errors import invalid_conf
 from cni.fields import Fields
 from cni.versions import at_least, family
 from process.values import dataclass
@@ -102,8 +102,7 @@ class Result:
         if at_least(version, "0.3.0"):
             return _to_v03(self, version)
         if not (self.ips or is_passed_on):
-            raise CniError(
-                Code.INVALID_NETWORK_CONFIG,
+            raise invalid_conf(
                 "cannot convert: no valid IP addresses",
                 f"a result of CNI version {version or '0.1.0'} consists of addresses; use cniVersion 0.3.0 or later",
             )
@@ -123,18 +122,15 @@ def from_json(obj: object, version: str) -> Result:
     if obj is None:
         return Result()
     if not isinstance(obj, dict):
-        raise CniError(Code.INVALID_NETWORK_CONFIG, f"{_DECODE}: it is not a JSON object")
+        raise invalid_conf(f"{_DECODE}: it is not a JSON object")
     fields = Fields(obj, context=_DECODE)
     names = family(version)
     if names is None:
-        raise CniError(Code.INVALID_NETWORK_CONFIG, f'unsupported CNI result version "{version}"')
+        raise invalid_conf(f'unsupported CNI result version "{version}"')
     actual = fields.string("cniVersion") or version
     if actual not in names:
         listed = " ".join(name or '""' for name in names)
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
-            f'result type supports [{listed}] but unmarshalled CNIVersion is "{actual}"',
-        )
+        raise invalid_conf(f'result type supports [{listed}] but unmarshalled CNIVersion is "{actual}"')
     if "0.2.0" in names:
         return _from_v02(fields)
     return Result(

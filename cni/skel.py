@@ -21,7 +21,7 @@ from cni import gojson, versions
 from cni.address import Cidr
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import CniError, Code, from_os_error
+from cni.errors import CniError, Code, from_os_error, internal
 from cni.keys import Key
 from cni.result import Result
 from cni.verb_log import VerbLog
@@ -209,10 +209,10 @@ def as_cni_error(error: BaseException) -> CniError:
             "an interrupted ADD has been undone; an interrupted DEL is to be repeated",
         )
     if isinstance(error, MemoryError) or (isinstance(error, SystemError) and str(error) == _LOST):
-        return CniError(Code.INTERNAL, "out of memory", "the process may be limited too narrowly (ulimit -v, cgroup)")
+        return internal("out of memory", "the process may be limited too narrowly (ulimit -v, cgroup)")
     if isinstance(error, OSError) and error.strerror:
         return from_os_error(error)
-    return CniError(Code.INTERNAL, f"{type(error).__name__}: {error}", "this is a defect of podwire; please report it")
+    return internal(f"{type(error).__name__}: {error}", "this is a defect of podwire; please report it")
 
 
 def _version_info(plugin: Plugin) -> dict[str, object]:

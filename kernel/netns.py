@@ -9,7 +9,6 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 from _podwire import fs_type
 
@@ -39,9 +38,7 @@ class Netns:
     def __enter__(self) -> Netns:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         os.close(self._descriptor)
 
     def fileno(self) -> int:

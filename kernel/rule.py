@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cni.address import Address
 from kernel.codec_routing import FibRuleMessage
-from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request
+from kernel.rtnl import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, Socket
 from kernel.wire import Attributes, DecodedMessage, attribute_specs
 
 RTM_NEWRULE, RTM_DELRULE, RTM_GETRULE = 32, 33, 34
@@ -60,6 +60,11 @@ def from_message(message: DecodedMessage) -> PolicyRule:
         and _SOURCE_ONLY.issuperset(message.attribute_numbers())
     )
     return PolicyRule(version, source if is_source_only else b"", table or message["table"], priority, bool(l3mdev))
+
+
+def list_all(socket: Socket) -> list[PolicyRule]:
+    """Returns all policy rules of IPv4 and IPv6; raises KernelError."""
+    return [from_message(message) for message in socket.dump(list_request())]
 
 
 def add_request(source: Address, table: int) -> Request:

@@ -9,9 +9,8 @@ import errno
 import fcntl
 import os
 from contextlib import suppress
-from types import TracebackType
 
-from cni.errors import CniError, Code
+from cni.errors import internal
 from kernel import system
 from process import record
 
@@ -44,9 +43,7 @@ class Setting:
     def __enter__(self) -> Setting:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         os.close(self._descriptor)
 
     def write(self, value: str) -> None:
@@ -83,7 +80,7 @@ def ensure_or_fail(name: str, value: str, action: str) -> None:
     except OSError as error:
         prefix = _HINTS.get(error.errno or 0, "")
         details = f"{prefix}set it on the node: {command(name, value)}"
-        raise CniError(Code.INTERNAL, f"failed to {action}: {_ROOT}{name}: {error.strerror}", details) from error
+        raise internal(f"failed to {action}: {_ROOT}{name}: {error.strerror}", details) from error
 
 
 def command(name: str, value: str) -> str:

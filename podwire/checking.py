@@ -18,7 +18,7 @@ from cni import conf as cni_conf
 from cni import gojson, skel, versions
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import CniError, Code
+from cni.errors import CniError, internal
 from cni.fields import Fields
 from cni.skel import Plugin
 from ipam.host_local import conf as host_local
@@ -187,8 +187,7 @@ def _check_reservation(checker: Checker, args: CmdArgs, conf: NetConf) -> None:
     except OSError as error:
         raise store.unusable(error) from error
     if not any(owner_of(args.container_id, name) in owners for name in (args.ifname, "")):
-        raise CniError(
-            Code.INTERNAL,
+        raise internal(
             f"host-local: Failed to find address added by container {args.container_id}",
             f"no reservation of {args.ifname} in {store.directory}: another pod may get its address; "
             "remove the container and create it again",

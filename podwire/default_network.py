@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from ipaddress import IPv6Address, ip_network
 
 from cni import gojson
-from cni.errors import CniError, Code
+from cni.errors import CniError, Code, invalid_conf
 
 FILE = "10-podwire.conflist"
 _IPAM = "host-local"
@@ -47,7 +47,7 @@ def render(network: Mapping[str, object], subnets: Sequence[str]) -> bytes:
     plugins = [_with_ranges(plugin, ranges) for plugin in (existing if isinstance(existing, list) else [])]
     if plugins == existing:
         hint = f'it must be a list with an "ipam" of type {_IPAM} that has neither "ranges" nor "subnet"'
-        raise CniError(Code.INVALID_NETWORK_CONFIG, "the file has no place for the node's subnets", hint)
+        raise invalid_conf("the file has no place for the node's subnets", hint)
     return (gojson.dumps({**network, "plugins": plugins}, indent=2) + "\n").encode()
 
 

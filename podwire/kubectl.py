@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from cni import gojson
-from cni.errors import CniError, Code
+from cni.errors import CniError, Code, internal
 from cni.skel import Plugin
 from podwire import cli
 from podwire.command import ExitStatus
@@ -75,7 +75,7 @@ def run(
         signals.block()
         return _run_on_node(options, env, stdout)
     except (CniError, OSError) as error:
-        print_error(error if isinstance(error, CniError) else CniError(Code.INTERNAL, str(error)), Output(stdout))
+        print_error(error if isinstance(error, CniError) else internal(str(error)), Output(stdout))
         return ExitStatus.FAILED
     except Terminated:
         return ExitStatus.FAILED
@@ -207,7 +207,7 @@ def _kubectl(options: Namespace, env: Mapping[str, str], *words: str, stdin: byt
         raise CniError(Code.TRY_AGAIN_LATER, f"kubectl {words[0]}: {error.strerror}") from error
     if outcome.status:
         text = outcome.stderr.decode("utf-8", "replace").strip()
-        raise CniError(Code.INTERNAL, f"kubectl {words[0]}: {text or outcome.ending}")
+        raise internal(f"kubectl {words[0]}: {text or outcome.ending}")
     return outcome.stdout
 
 

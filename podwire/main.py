@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import BinaryIO, TextIO, cast
 
 from cni import skel
-from cni.errors import CniError, Code
+from cni.errors import CniError, invalid_conf
 from cni.skel import Plugin
 from ipam.dhcp.daemon import program as dhcp_daemon
 from ipam.dhcp.main import PLUGIN as DHCP
@@ -128,7 +128,7 @@ def _operator(name: str, arguments: list[str]) -> int:
     if os.environ.get("CNI_COMMAND") and not arguments:  # called by a runtime, which expects an error object
         msg = f"there is no plugin named {name!r} in this file"
         hint = f"the file's name chooses the plugin: link or rename it to one of {', '.join(sorted(PLUGINS))}"
-        return skel.write_error(CniError(Code.INVALID_NETWORK_CONFIG, msg, hint), _binary(sys.stdout))
+        return skel.write_error(invalid_conf(msg, hint), _binary(sys.stdout))
     if name in (kubectl.PLUGIN, kubectl.COMPLETION):
         return kubectl.run(name, arguments, os.environ, sys.stdout, PLUGINS)
     return cli.run(arguments, os.environ, sys.stdout, PLUGINS)

@@ -17,7 +17,7 @@ from functools import cached_property
 
 from cni import gojson, versions
 from cni.conf import LISTED_AT, VALID_NAME, Attachment, NetConf
-from cni.errors import CniError, Code
+from cni.errors import CniError, Code, invalid_conf
 from cni.fields import Fields
 from podwire import multus
 from podwire.lint import positions
@@ -214,10 +214,8 @@ def unknown_network(name: str, directory: str, network_files: Iterable[NetworkFi
     likely = nearest(name, [*known])
     guess = f'did you mean "{likely}"? ' if likely else ""
     broken = "".join(f"; {file.path}: {file.problem.msg}" for file in with_delegates(network_files) if file.problem)
-    return CniError(
-        Code.INVALID_NETWORK_CONFIG,
-        f'there is no network "{name}" in {directory}',
-        f"{guess}networks there: {', '.join(known) or 'none'}{broken}",
+    return invalid_conf(
+        f'there is no network "{name}" in {directory}', f"{guess}networks there: {', '.join(known) or 'none'}{broken}"
     )
 
 

@@ -6,7 +6,7 @@ For any other object, or one without subnets, the error has the fix; nothing is 
 from __future__ import annotations
 
 from cni import gojson
-from cni.errors import CniError, Code
+from cni.errors import CniError, Code, invalid_conf
 from cni.fields import Fields
 from podwire.installing import filesystem_error
 from podwire.lint import positions
@@ -28,14 +28,14 @@ def read(path: str) -> tuple[str, ...]:
     except ValueError as error:
         raise CniError(Code.DECODING_FAILURE, f"{path} is not JSON: {error}", _PRINT) from error
     if not isinstance(body, dict) or body.get("kind") != "Node":
-        raise CniError(Code.INVALID_NETWORK_CONFIG, f"{path} is not a Node object{_instead(body)}", _PRINT)
+        raise invalid_conf(f"{path} is not a Node object{_instead(body)}", _PRINT)
     node = Fields(body, context=path)
     spec = node.section("spec")
     # podCIDR is the first of podCIDRs, and alone before Kubernetes 1.16.
     subnets = spec.strings("podCIDRs") or tuple(filter(None, [spec.string("podCIDR")]))
     if not subnets:
         name = node.section("metadata").string("name")
-        raise CniError(Code.INVALID_NETWORK_CONFIG, f"node {name} has no podCIDR", _ALLOCATE)
+        raise invalid_conf(f"node {name} has no podCIDR", _ALLOCATE)
     return subnets
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from shlex import quote
 
-from cni.errors import CniError, Code
+from cni.errors import CniError, invalid_conf
 from cni.fields import Fields
 from ipam.host_local.ranges import Range
 from podwire import attachments, networks
@@ -38,8 +38,7 @@ class RangeChange:
         if self.bridges and self.pods:
             pods = f"{self.pods} pod{' runs' if self.pods == 1 else 's run'}"
             bridge = ", ".join(sorted(self.bridges))
-            raise CniError(
-                Code.INVALID_NETWORK_CONFIG,
+            raise invalid_conf(
                 f'{pods} in network "{self.name}" with addresses of {self.before}; the new file has {self.after}',
                 f"bridge {bridge} has the gateway of these pods, and new pods would fail: remove the pods first (list "
                 f'them: podwire show {quote(self.name)}), or set "bridge" to another name; --force writes the file '

@@ -14,7 +14,7 @@ from ipaddress import IPv4Network, IPv6Network
 
 from attachment.masquerade.spec import Masquerade
 from cni.conf import Attachment
-from cni.errors import CniError, Code
+from cni.errors import CniError, internal
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.nft import Chain, Hook, NftRule, NftSocket, Table
@@ -218,4 +218,4 @@ def _comment(spec: Masquerade) -> str:
 
 
 def _missing(what: str) -> CniError:
-    return CniError(Code.INTERNAL, what, REPAIR_HINT)
+    return internal(what, REPAIR_HINT)

@@ -16,7 +16,7 @@ from attachment.veth import list_other_addresses
 from cni.address import Cidr, Network, parse_cidr
 from cni.args import CmdArgs
 from cni.conf import NetConf
-from cni.errors import CniError, Code, run_all
+from cni.errors import CniError, Code, invalid_conf, run_all
 from cni.fields import Fields
 from cni.keys import BOOLEAN, CIDR, LIST, STRING, Key
 from cni.result import Result
@@ -87,8 +87,7 @@ def parse(conf: NetConf) -> MasqueradeOptions | None:
     if not fields.boolean("ipMasq") or not conf.ipam_type:
         return None
     if options.backend not in ("", *_BACKENDS):
-        raise CniError(
-            Code.INVALID_NETWORK_CONFIG,
+        raise invalid_conf(
             f'unknown ipmasq backend "{options.backend}"',
             'set "ipMasqBackend" to "iptables" or "nftables", or leave it out for the one that works',
         )

@@ -134,13 +134,14 @@ def _lease_from_fields(fields: Fields, result: Result) -> Lease:
         dns=result.dns,
         mtu=fields.integer("mtu") or 0,
         granted_s=(fields.integer("grantedMs") or 0) / 1000,
-        renewal_s=_duration(fields, "renewalS"),
-        rebinding_s=_duration(fields, "rebindingS"),
-        lifetime_s=_duration(fields, "lifetimeS"),
+        renewal_s=read_duration(fields, "renewalS"),
+        rebinding_s=read_duration(fields, "rebindingS"),
+        lifetime_s=read_duration(fields, "lifetimeS"),
         server_mac=server_mac,
     )
 
 
-def _duration(fields: Fields, key: str) -> float:
+def read_duration(fields: Fields, key: str) -> float:
+    """Returns a duration in seconds, INFINITE without the key."""
     seconds = fields.integer(key, minimum=0)
     return INFINITE if seconds is None else float(seconds)

@@ -22,7 +22,7 @@ from cni.errors import CniError
 from cni.fields import Fields
 from cni.result import DNS, Route
 from ipam.dhcp.address6 import is_host_address, slaac_address
-from ipam.dhcp.lease import INFINITE
+from ipam.dhcp.lease import INFINITE, read_duration
 from ipam.dhcp.packet6 import SUCCESS, Association, LeasedAddress, Message
 from ipam.dhcp.router_advertisement import Prefix, RouterAdvertisement
 from process.values import dataclass
@@ -231,10 +231,10 @@ def _grant_from_fields(fields: Fields, address: IPv6Address) -> Grant:
         address=address,
         server=bytes.fromhex(fields.string("server")),
         granted_s=(fields.integer("grantedMs") or 0) / 1000,
-        renewal_s=_seconds(fields, "renewalS"),
-        rebinding_s=_seconds(fields, "rebindingS"),
-        preferred_s=_seconds(fields, "preferredS"),
-        lifetime_s=_seconds(fields, "lifetimeS"),
+        renewal_s=read_duration(fields, "renewalS"),
+        rebinding_s=read_duration(fields, "rebindingS"),
+        preferred_s=read_duration(fields, "preferredS"),
+        lifetime_s=read_duration(fields, "lifetimeS"),
         dns_servers=tuple(IPv6Address(server) for server in fields.strings("nameservers")),
         search=fields.strings("search"),
     )
@@ -283,15 +283,10 @@ def _prefix_from_fields(fields: Fields) -> Prefix:
         network=IPv6Network(fields.string("prefix")),
         on_link=fields.boolean("onLink"),
         autonomous=fields.boolean("autonomous"),
-        valid_s=_seconds(fields, "validS"),
-        preferred_s=_seconds(fields, "preferredS"),
+        valid_s=read_duration(fields, "validS"),
+        preferred_s=read_duration(fields, "preferredS"),
     )
 
 
 def _duration(key: str, seconds: float) -> dict[str, object]:
     return {} if seconds == INFINITE else {key: int(seconds)}
-
-
-def _seconds(fields: Fields, key: str) -> float:
-    seconds = fields.integer(key, minimum=0)
-    return INFINITE if seconds is None else float(seconds)

@@ -17,7 +17,7 @@ from os.path import basename
 from attachment.cache import ResultCache
 from cni.address import Address, format_ip, parse_ip, with_prefix
 from cni.conf import VALID_NAME, Attachment
-from cni.errors import CniError, Code
+from cni.errors import CniError, Code, internal
 from cni.result import IPConfig
 from ipam.host_local import ranges
 from ipam.host_local.boots import is_orphaned
@@ -83,8 +83,7 @@ def allocate(
             reservations.note_last_reserved(number, name)
             ips.append(IPConfig(with_prefix(address, address_range.subnet.prefixlen), address_range.gateway))
         if remaining:
-            raise CniError(
-                Code.INTERNAL,
+            raise internal(
                 f"failed to allocate all requested IPs: {' '.join(map(str, remaining))}",
                 "request addresses of these range sets, at most one of each: " + "; ".join(map(str, range_sets)),
             )
@@ -161,13 +160,12 @@ def _reserve_requested(
     cache: Callable[[], ResultCache],
 ) -> None:
     if choice == address_range.gateway:
-        raise CniError(Code.INTERNAL, f"requested ip {choice} is subnet's gateway")
+        raise internal(f"requested ip {choice} is subnet's gateway")
     name, owner = str(choice), owner_of(*attachment)
     if reservations.reserve(name, owner):
         return
     if not _is_reclaimable(reservations, name, attachment, cache()):
-        raise CniError(
-            Code.INTERNAL,
+        raise internal(
             f"requested IP address {choice} is not available in range set {range_set}",
             _describe_reservation(reservations, name),
         )
@@ -191,8 +189,7 @@ def _refuse_second_address(
         if address is None or not range_set.range_of(address):
             continue
         if not _is_reclaimable(reservations, name, attachment, cache()):
-            raise CniError(
-                Code.INTERNAL,
+            raise internal(
                 f"{address} has been allocated to {attachment.container_id}, duplicate allocation is not allowed",
                 f"{_describe_reservation(reservations, name)}; run DEL for this attachment before the next ADD",
             )

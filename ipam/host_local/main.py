@@ -11,7 +11,7 @@ from attachment.cache import ResultCache
 from cni.addressing import supports_multiple
 from cni.args import CmdArgs
 from cni.conf import LISTED_AT, VALID_NAME, Attachment, NetConf
-from cni.errors import CniError, Code, combined
+from cni.errors import CniError, Code, combined, internal
 from cni.result import DNS, Result
 from cni.skel import Plugin
 from ipam.host_local import allocator, pools, resolv
@@ -70,8 +70,7 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
             owner_of(args.container_id, "")
         )
     if not names:
-        raise CniError(
-            Code.INTERNAL,
+        raise internal(
             f"host-local: Failed to find address added by container {args.container_id}",
             f"no reservation of {args.ifname} in {conf.data_dir}/{net_conf.name}",
         )

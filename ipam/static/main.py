@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cni.args import CmdArgs
 from cni.conf import NetConf
-from cni.errors import CniError, Code
+from cni.errors import CniError, Code, internal
 from cni.result import IPConfig, Result
 from cni.skel import Plugin
 from ipam.static import conf as static_conf
@@ -35,9 +35,7 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
     for ip in conf.ips:
         problem = _difference(ip, [item for item in existing if item.address.ip == ip.address.ip], conf.is_final)
         if problem:
-            raise CniError(
-                Code.INTERNAL, f"static: Failed to match addr {ip.address.ip} on interface {args.ifname}", problem
-            )
+            raise internal(f"static: Failed to match addr {ip.address.ip} on interface {args.ifname}", problem)
 
 
 def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:

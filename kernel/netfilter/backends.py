@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
-from cni.errors import CniError, Code
+from cni.errors import CniError, internal
 from kernel.netfilter.iptables_program import UnusableError
 from process import record
 
@@ -51,7 +51,7 @@ class Backends(Generic[Desired_contra]):
                 self._add(desired, "nftables")
             except CniError as other:
                 msg = f"neither iptables nor nftables can be used: {error.msg}; {other.msg}"
-                raise CniError(Code.INTERNAL, msg, self._hint) from other
+                raise internal(msg, self._hint) from other
 
     def _add(self, desired: Desired_contra, name: str) -> None:
         with record.timed_step(f"rules by {name}"):

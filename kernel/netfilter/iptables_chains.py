@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
-from cni.errors import CniError, Code
+from cni.errors import CniError, internal
 from kernel.netfilter import iptables, nft_rule
 from kernel.netfilter.iptables_program import RefusedError
 from kernel.netfilter.iptables_rule import COMMENT_MAX, ChainList, IptablesChange, IptablesRule
@@ -120,11 +120,7 @@ def apply_plan(
 
 def missing_error(description: str, what: str, version: int) -> CniError:
     """Returns (does not raise) CHECK's error for a missing chain or rule."""
-    return CniError(
-        Code.INTERNAL,
-        f"{description}: {what} is missing in table {TABLE} ({iptables.TOOLS[version]})",
-        REPAIR_HINT,
-    )
+    return internal(f"{description}: {what} is missing in table {TABLE} ({iptables.TOOLS[version]})", REPAIR_HINT)
 
 
 def compute_deletions(

@@ -125,13 +125,11 @@ def parse(args: CmdArgs, net_conf: NetConf) -> BridgeConf:
 def _refuse_combinations(conf: BridgeConf) -> None:
     if conf.ipam_type and conf.container_interface_down:
         raise invalid_conf(
-            "cannot use IPAM when DisableContainerInterface flag is set",
-            'remove "ipam" or "disableContainerInterface"',
+            "cannot use IPAM when DisableContainerInterface flag is set", 'remove "ipam" or "disableContainerInterface"'
         )
     if conf.hairpin and conf.promisc:
         raise invalid_conf(
-            "cannot set hairpin mode and promiscuous mode at the same time",
-            'remove "hairpinMode" or "promiscMode"',
+            "cannot set hairpin mode and promiscuous mode at the same time", 'remove "hairpinMode" or "promiscMode"'
         )
     if conf.network_policy and conf.vlans.trunk is not None:
         raise invalid_conf(

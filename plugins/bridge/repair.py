@@ -17,7 +17,7 @@ from attachment.repair import repair_if_missing
 from cni.address import parse_mac
 from cni.args import CmdArgs
 from cni.conf import NetConf
-from cni.errors import CniError, Code, run_all
+from cni.errors import internal, run_all
 from cni.result import Interface, Result
 from kernel import link
 from kernel.rtnl import Socket
@@ -66,17 +66,11 @@ def _listed_veths(args: CmdArgs, prev_result: Result) -> tuple[Interface, Interf
     """Returns the host veth, which must exist, and the container veth from the result of ADD; raises CniError(999)."""
     container_veth = next((item for item in prev_result.interfaces if item.name == args.ifname and item.sandbox), None)
     if container_veth is None or not container_veth.mac:
-        raise CniError(
-            Code.INTERNAL,
-            f'the result of ADD does not list the MAC address of "{args.ifname}"',
-            _INCOMPLETE_RESULT_HINT,
-        )
+        raise internal(f'the result of ADD does not list the MAC address of "{args.ifname}"', _INCOMPLETE_RESULT_HINT)
     with Socket() as host:
         for item in prev_result.interfaces:
             if not item.sandbox and item.name.startswith("veth"):
                 (existing,) = link.get(host, link.by_name_request(item.name))
                 if existing and existing.kind == "veth" and existing.mac == item.mac and existing.master:
                     return item, container_veth
-    raise CniError(
-        Code.INTERNAL, "the host veth that the result of ADD lists does not exist on this host", RECREATE_HINT
-    )
+    raise internal("the host veth that the result of ADD lists does not exist on this host", RECREATE_HINT)

@@ -11,7 +11,7 @@ import sys
 from attachment import cache
 from cni.args import CmdArgs, is_interface_name
 from cni.conf import Attachment, NetConf
-from cni.errors import CniError, Code
+from cni.errors import invalid_conf
 from cni.keys import STRING, Key
 from cni.result import Result
 from plugins.firewall.spec import OPEN, POLICIES, FirewallSpec
@@ -49,7 +49,7 @@ def parse(args: CmdArgs, net_conf: NetConf, prev_result: Result | None) -> Firew
     policy = fields.string("ingressPolicy") or OPEN
     if policy not in POLICIES:
         details = f'set "ingressPolicy" to one of {", ".join(POLICIES)}'
-        raise CniError(Code.INVALID_NETWORK_CONFIG, f'unknown ingress policy: "{policy}"', details)
+        raise invalid_conf(f'unknown ingress policy: "{policy}"', details)
     prev_result = prev_result or Result()
     spec = FirewallSpec(
         network=net_conf.name,
@@ -72,11 +72,7 @@ def parse_leniently(args: CmdArgs, net_conf: NetConf) -> FirewallSpec:
 
     `bridge` is the interface that a policy would apply to, whatever the policy is.
     """
-    try:
-        prev_result = net_conf.prev_result()
-    except CniError:
-        prev_result = None
-    prev_result = prev_result or Result()
+    prev_result = net_conf.lenient_prev_result() or Result()
     addresses = tuple(dict.fromkeys(ip.address.ip for ip in prev_result.ips))
     if not addresses:
         addresses = cache.read_addresses(net_conf.name, Attachment(args.container_id, args.ifname))
@@ -120,14 +116,14 @@ def _bridge(policy: str, prev_result: Result) -> str:
         f'interface needs to be set for ingress policy "{policy}", make sure to chain "firewall" plugin with "bridge"'
     )
     if not prev_result.interfaces:
-        raise CniError(Code.INVALID_NETWORK_CONFIG, demand, "prevResult names no interface")
+        raise invalid_conf(demand, "prevResult names no interface")
     first = prev_result.interfaces[0]
     if not first.name:
-        raise CniError(Code.INVALID_NETWORK_CONFIG, "got empty bridge name", demand)
+        raise invalid_conf("got empty bridge name", demand)
     if not is_interface_name(first.name):  # nftables would truncate it, perhaps to the name of another interface
         details = "it is the first interface in prevResult, and must be one of the host"
-        raise CniError(Code.INVALID_NETWORK_CONFIG, f"no interface can be called {first.name!r}", details)
+        raise invalid_conf(f"no interface can be called {first.name!r}", details)
     if first.sandbox:
         details = f'the first interface in prevResult is "{first.name}" in {first.sandbox}, not one of the host'
-        raise CniError(Code.INVALID_NETWORK_CONFIG, demand, details)
+        raise invalid_conf(demand, details)
     return first.name

@@ -13,7 +13,7 @@ from functools import partial
 
 from cni.address import Address
 from cni.conf import Attachment
-from cni.errors import CniError, Code, UnchangedError, combined
+from cni.errors import CniError, Code, UnchangedError, combined, internal
 from kernel.dbus import NO_OWNER_ERRORS, NO_REPLY, Bus, BusError, MethodCall, Reply
 from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
@@ -105,7 +105,7 @@ def check(spec: FirewallSpec) -> None:
             if reply.error:
                 errors.append(_failure(reply, msg))
             elif reply.value is not True:
-                errors.append(CniError(Code.INTERNAL, msg, REPAIR_HINT))
+                errors.append(internal(msg, REPAIR_HINT))
     if error := combined(errors):
         raise error
 
@@ -192,11 +192,9 @@ def _failure(reply: Reply, action: str) -> CniError:
     if reply.error == NO_REPLY:
         return CniError(Code.TRY_AGAIN_LATER, msg, "firewalld hangs, starts or reloads")
     if reply.error in NO_OWNER_ERRORS:
-        return CniError(Code.INTERNAL, f"{action}: {_NOT_RUNNING}", _FIX)
+        return internal(f"{action}: {_NOT_RUNNING}", _FIX)
     if _has_code(reply, _NO_ZONE):
-        return CniError(
-            Code.INTERNAL, msg, 'set "firewalldZone" to one of the zones that this lists: firewall-cmd --get-zones'
-        )
+        return internal(msg, 'set "firewalldZone" to one of the zones that this lists: firewall-cmd --get-zones')
     if _has_code(reply, _CONFLICT):
-        return CniError(Code.INTERNAL, msg, "find the zone that has it: firewall-cmd --get-active-zones")
-    return CniError(Code.INTERNAL, msg)
+        return internal(msg, "find the zone that has it: firewall-cmd --get-active-zones")
+    return internal(msg)

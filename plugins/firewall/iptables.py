@@ -19,7 +19,7 @@ from functools import partial
 
 from attachment.cache import ResultCache
 from cni.conf import Attachment
-from cni.errors import CniError, Code, UnchangedError, run_all
+from cni.errors import CniError, Code, UnchangedError, internal, run_all
 from kernel import link, rtnl
 from kernel.link import Link
 from kernel.netfilter import iptables, nft, nft_owner
@@ -94,7 +94,7 @@ def check(spec: FirewallSpec) -> None:
     for version, listing in iptables_state.get_listings(spec).items():
         iptables_check.check_rules(spec, version, listing)
     if problem := bridge_netfilter.get_problem(spec):
-        raise CniError(Code.INTERNAL, problem, bridge_netfilter.HINT)
+        raise internal(problem, bridge_netfilter.HINT)
 
 
 def get_problem() -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cni.errors import CniError, Code
+from cni.errors import CniError, internal
 from kernel.netfilter.iptables import TOOLS
 from kernel.netfilter.iptables_rule import ChainList, IptablesRule
 from kernel.netfilter.owned import REPAIR_HINT
@@ -65,4 +65,4 @@ def _render(rule: IptablesRule) -> str:
 
 
 def _error(msg: str) -> CniError:
-    return CniError(Code.INTERNAL, msg, REPAIR_HINT)
+    return internal(msg, REPAIR_HINT)

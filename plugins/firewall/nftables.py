@@ -16,6 +16,7 @@ from kernel import link
 from kernel.errors import KernelError
 from kernel.netfilter import base_table, nft, nft_set
 from kernel.netfilter.base_table import BaseTable
+from kernel.netfilter.iptables import TOOLS
 from kernel.netfilter.nft import Chain, NftSocket, Table
 from kernel.netfilter.nft_set import byte_filter, interface_key
 from kernel.rtnl import Request, Socket
@@ -25,7 +26,6 @@ from plugins.firewall.nftables_rules import BASE, MEMBERS, OWNED, POLICED, SAME_
 from plugins.firewall.spec import ISOLATED, SAME_BRIDGE, FirewallSpec
 
 _IPTABLES = {version: Chain(Table(family, "filter"), "FORWARD") for version, family in nft.NFPROTO.items()}
-_TOOLS = {4: "iptables", 6: "ip6tables"}
 _NEEDS = "the firewall with nftables needs a kernel with sets and connection tracking in tables of family"
 
 
@@ -154,7 +154,7 @@ def _policy_requests(socket: NftSocket, spec: FirewallSpec | None, deleted_membe
 def _warn_of_drop(socket: NftSocket, versions: Sequence[int]) -> None:
     """Prints to stderr that iptables drops packets that this table accepts: each table decides separately."""
     chains = nft.get_chains(socket, *(_IPTABLES[version] for version in versions))
-    if names := [_TOOLS[version] for version, chain in zip(versions, chains, strict=True) if chain and chain.drops]:
+    if names := [TOOLS[version] for version, chain in zip(versions, chains, strict=True) if chain and chain.drops]:
         print(
             f"firewall: chain FORWARD of {' and '.join(names)} drops what it does not accept itself: an accept in a "
             'table of nftables does not change that; set "backend" to "iptables"',

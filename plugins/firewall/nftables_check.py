@@ -5,7 +5,7 @@ This module only reads. It raises for the first difference.
 
 from __future__ import annotations
 
-from cni.errors import CniError, Code
+from cni.errors import CniError, internal
 from kernel.netfilter import base_table, nft_rule, nft_set
 from kernel.netfilter.nft import NftSocket
 from kernel.netfilter.nft_set import Set, byte_filter, interface_key
@@ -56,4 +56,4 @@ def _get_elements(socket: NftSocket, element_set: Set, keys: set[bytes]) -> dict
 
 
 def _error(what: str) -> CniError:
-    return CniError(Code.INTERNAL, what, REPAIR_HINT)
+    return internal(what, REPAIR_HINT)

@@ -5,7 +5,6 @@ Records are optional. They serve GC, and DEL without prevResult; a kernel withou
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Collection, Iterable
 from ipaddress import ip_address
 
@@ -24,7 +23,6 @@ SETS = {
     for version, part in ADDRESS.items()
 }
 _ZONE = 0x71  # type of this item in an element's userdata, beside its owner
-_UNSUPPORTED = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True)
@@ -116,5 +114,5 @@ def _retry_if_supported(socket: NftSocket, change_elements: Callable[[int], None
     try:
         nft.retry_with_generation(socket, change_elements)
     except KernelError as error:
-        if error.errno not in _UNSUPPORTED:
+        if error.errno not in nft.ABSENT_ERRNOS:
             raise

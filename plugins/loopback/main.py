@@ -12,7 +12,7 @@ from attachment.sandbox import Sandbox
 from cni.address import Cidr
 from cni.args import CmdArgs
 from cni.conf import NetConf
-from cni.errors import CniError, Code
+from cni.errors import internal
 from cni.result import Interface, IPConfig, Result
 from cni.skel import Plugin
 from kernel import address, link
@@ -45,7 +45,7 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
     """Checks that `lo` is up; prevResult is not needed."""
     with Netns(args.netns) as namespace, Sandbox(namespace, _NAME) as sandbox:
         if not sandbox.get_link().is_up:
-            raise CniError(Code.INTERNAL, "loopback interface is down", f"the network namespace is {args.netns}")
+            raise internal("loopback interface is down", f"the network namespace is {args.netns}")
 
 
 def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
@@ -66,8 +66,7 @@ PLUGIN = Plugin("loopback", cmd_add=cmd_add, cmd_check=cmd_check, cmd_del=cmd_de
 def _refuse_non_loopback(addresses: list[AssignedAddress]) -> None:
     for assigned in addresses:
         if not assigned.address.ip.is_loopback:
-            raise CniError(
-                Code.INTERNAL,
+            raise internal(
                 f'loopback interface found with non-loopback address "{assigned.address}"',
                 f'remove it from "{_NAME}" in the sandbox',
             )

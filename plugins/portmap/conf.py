@@ -31,12 +31,12 @@ _CHAIN_NAME_MAX = 28  # XT_EXTENSION_MAXNAMELEN - 1 (linux/netfilter/x_tables.h)
 _CHAIN_NAME = re.compile(r"""[^\s"'\\!-][^\s"'\\]*""")  # a word that iptables-restore accepts unquoted
 _QUOTED_BYTES = 3  # two quotes and the space before a word; escapes are not counted
 _WORDS_BYTES = 4096  # iptables-restore accepts 10,239 bytes in a line; escapes and the rest of the rule need space, too
-_CONDITIONS = {4: "conditionsV4", 6: "conditionsV6"}
+CONDITION_KEYS = {4: "conditionsV4", 6: "conditionsV6"}
 
 KEYS = (
     *keys_of_type(BOOLEAN, "snat", "masqAll"),
     Key("backend", (STRING,), choices=(IPTABLES, NFTABLES)),
-    *(Key(name, (LIST,), (STRING,)) for name in _CONDITIONS.values()),
+    *(Key(name, (LIST,), (STRING,)) for name in CONDITION_KEYS.values()),
     Key("markMasqBit", (INTEGER,)),
     Key("externalSetMarkChain", (STRING,)),
     Key("onConflict", (STRING,), choices=("fail",)),
@@ -147,8 +147,8 @@ def parse(args: CmdArgs, net_conf: NetConf, prev_result: Result | None = None) -
     if external and (len(external.encode()) > _CHAIN_NAME_MAX or not _CHAIN_NAME.fullmatch(external)):
         hint = f"use at most {_CHAIN_NAME_MAX} bytes without spaces, quotes or backslashes, and no - or ! at the start"
         raise fields.error("externalSetMarkChain", f'is not a valid chain name: "{external}"', hint)
-    conditions = {version: fields.strings(key) for version, key in _CONDITIONS.items()}
-    for version, key in _CONDITIONS.items():
+    conditions = {version: fields.strings(key) for version, key in CONDITION_KEYS.items()}
+    for version, key in CONDITION_KEYS.items():
         _check_words(fields, key, conditions[version])
     ports = HostPorts(
         network=net_conf.name,
@@ -174,10 +174,7 @@ def parse(args: CmdArgs, net_conf: NetConf, prev_result: Result | None = None) -
 
 def parse_leniently(args: CmdArgs, net_conf: NetConf) -> HostPorts:
     """Returns the owner of the rules and all valid mappings and addresses, for DEL; raises nothing."""
-    try:
-        prev_result = net_conf.prev_result()
-    except CniError:
-        prev_result = None
+    prev_result = net_conf.lenient_prev_result()
     mappings = []
     for mapping_fields in _valid_mapping_list(net_conf):
         with suppress(CniError):
@@ -277,7 +274,7 @@ def _backend(fields: Fields, ports: HostPorts) -> str:
         IPTABLES: ["externalSetMarkChain"] if ports.external_mark_chain else [],
         NFTABLES: [],
     }
-    for version, key in _CONDITIONS.items():
+    for version, key in CONDITION_KEYS.items():
         words = ports.conditions[version]
         if words and not words[0].strip():
             raise fields.error(key, "begins with an empty word", "leave the key out if there are no conditions")
@@ -312,7 +309,7 @@ def _check_words(fields: Fields, key: str, words: tuple[str, ...]) -> None:
 
 def _check_conditions(fields: Fields, words: dict[int, tuple[str, ...]]) -> None:
     """Raises CniError(7) for conditions that portmap cannot compile."""
-    for version, key in _CONDITIONS.items():
+    for version, key in CONDITION_KEYS.items():
         try:
             compile_conditions(words[version], version)
         except ValueError as error:

@@ -24,20 +24,19 @@ from functools import partial
 
 from cni.address import Address
 from cni.conf import Attachment
-from cni.errors import CniError, Code, UnchangedError, run_all
+from cni.errors import CniError, Code, UnchangedError, invalid_conf, run_all
 from kernel.netfilter import iptables, iptables_chains, iptables_nft, nft
 from kernel.netfilter.iptables_chains import TABLE, ChainScheme
 from kernel.netfilter.iptables_program import LineSyntaxError, RefusedError, UnusableError
 from kernel.netfilter.iptables_rule import ChainList, IptablesChange
 from kernel.netfilter.nft import Chain, NftSocket
 from plugins.portmap import iptables_check, iptables_rules, iptables_state, other_interfaces
-from plugins.portmap.conf import HostPorts
+from plugins.portmap.conf import CONDITION_KEYS, HostPorts
 from plugins.portmap.iptables_rules import DNAT, DNAT_CHAINS, OLD_CHAINS, chain_name, shared_rules
 from plugins.portmap.iptables_state import TableState, delete_duplicate_rules, get_states
 from process.values import replace
 
 _ROUNDS = 10  # a round fails if another process changes the table between the read and the write
-_CONDITION_KEYS = {4: "conditionsV4", 6: "conditionsV6"}
 
 
 def add(host_ports: HostPorts) -> None:
@@ -263,6 +262,4 @@ def _conditions_error(
     if [iptables.is_accepted(version, TABLE, changes) for changes in attempts] != [True, False]:
         return None
     hint = f"write matches as on the command line of iptables, one word in each string; it printed: {error.details}"
-    return CniError(
-        Code.INVALID_NETWORK_CONFIG, f'"{_CONDITION_KEYS[version]}" is refused by iptables: {error.msg}', hint
-    )
+    return invalid_conf(f'"{CONDITION_KEYS[version]}" is refused by iptables: {error.msg}', hint)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attachment.prev_result import RECREATE_HINT
-from cni.errors import CniError, Code
+from cni.errors import CniError, internal
 from kernel.netfilter.iptables_chains import missing_error
 from kernel.netfilter.iptables_rule import ChainList, IptablesRule
 from plugins.portmap import other_interfaces
@@ -88,8 +88,7 @@ def _refuse_earlier_rule(host_ports: HostPorts, mapping: PortMapping, earlier_ru
     for rule in earlier_rules:
         overlaps = mapping.overlaps(rule.protocol, rule.port, rule.host_ip)
         if overlaps and rule.dnat_ip not in other_interfaces.list_other_addresses(host_ports):
-            raise CniError(
-                Code.INTERNAL,
+            raise internal(
                 f"host port {mapping} is forwarded to {rule.to}, by an older rule that comes first: {rule.rule}",
                 RECREATE_HINT,
             )

@@ -21,7 +21,7 @@ from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
 from cni.address import Address
-from cni.errors import CniError, Code
+from cni.errors import internal
 from kernel.netfilter.iptables import TOOLS
 from kernel.netfilter.iptables_chains import TABLE, ChainScheme, parse_owner
 from kernel.netfilter.iptables_rule import (
@@ -215,8 +215,7 @@ def changes_for_add(
     """
     _refuse_foreign_chain(host_ports, listing)
     if chain := _missing_mark_chain(host_ports, version, listing):
-        raise CniError(
-            Code.INTERNAL,
+        raise internal(
             f'"externalSetMarkChain": chain {chain} is missing in table {TABLE} of {TOOLS[version]}',
             "create that chain before the network is used, name an existing one, or leave the key out",
         )
@@ -302,8 +301,7 @@ def _refuse_foreign_chain(host_ports: HostPorts, listing: ChainList) -> None:
             and jump_rule.container_id
             and (jump_rule.network, jump_rule.container_id) != owner
         ):
-            raise CniError(
-                Code.INTERNAL,
+            raise internal(
                 f"chain {jump_rule.target} already belongs to container {jump_rule.container_id} "
                 f"of network {jump_rule.network}",
                 "the chain's name is a hash of network name and container ID, joined; both owners have the same joined "

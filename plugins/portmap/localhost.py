@@ -19,7 +19,7 @@ import shlex
 import sys
 
 from cni.address import Address
-from cni.errors import CniError, Code
+from cni.errors import CniError, Code, internal
 from kernel import link, route, sysctl
 from kernel.link import IFF_LOOPBACK
 from kernel.netfilter.nft import NftSocket
@@ -81,7 +81,7 @@ def check_with_guard(host_ports: HostPorts) -> None:
     interface = _check_route_localnet(host_ports)
     if interface and not loopback_guard.exists(interface):
         msg = f"the guard of {interface} is missing: packets for 127.0.0.0/8 that arrive there are not dropped"
-        raise CniError(Code.INTERNAL, msg, "podwire repair")
+        raise internal(msg, "podwire repair")
 
 
 def delete(socket: NftSocket, host_ports: HostPorts) -> None:
@@ -146,10 +146,10 @@ def _check_route_localnet(host_ports: HostPorts) -> str:
         is_enabled = sysctl.get(name) == "1" or sysctl.get(route_localnet_setting("all")) == "1"
     except OSError as error:
         msg = f"cannot read net/{name}: {error.strerror}"
-        raise CniError(Code.INTERNAL, msg, "run CHECK in a mount namespace where /proc/sys is mounted") from error
+        raise internal(msg, "run CHECK in a mount namespace where /proc/sys is mounted") from error
     if not is_enabled:
         msg = f"127.0.0.1 is not forwarded to the pod: net/{name} is off"
-        raise CniError(Code.INTERNAL, msg, "podwire repair creates the guard of 127.0.0.0/8, then enables the sysctl")
+        raise internal(msg, "podwire repair creates the guard of 127.0.0.0/8, then enables the sysctl")
     return interface
 
 

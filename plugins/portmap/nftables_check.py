@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cni.errors import CniError, Code
+from cni.errors import CniError, internal
 from kernel.netfilter import nft_rule
 from kernel.netfilter.nft import Chain
 from kernel.netfilter.owned import REPAIR_HINT
@@ -115,4 +115,4 @@ def _check_masquerading(
 
 def _missing(chain: Chain, what: str) -> CniError:
     """Returns the error with the message of the reference plugin."""
-    return CniError(Code.INTERNAL, f'missing hostport rules in "{chain.name}" chain', f"{what}: {REPAIR_HINT}")
+    return internal(f'missing hostport rules in "{chain.name}" chain', f"{what}: {REPAIR_HINT}")

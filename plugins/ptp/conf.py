@@ -6,17 +6,16 @@ All functions are pure. The other modules of the plugin do not validate the conf
 from __future__ import annotations
 
 from attachment import auto_mtu
+from attachment.container_interface import parse_dns, refuse_untyped_ipam
 from attachment.masquerade import options
 from attachment.masquerade.options import MasqueradeOptions
 from attachment.policy import options as policy_options
 from cni.conf import NetConf
-from cni.errors import invalid_conf
 from cni.keys import DNS as DNS_KEY
 from cni.keys import IPAM_TYPE
 from cni.result import DNS
 from process.values import dataclass
 
-_DNS_KEYS = ("nameservers", "domain", "search", "options")
 KEYS = (*options.KEYS, auto_mtu.KEY, policy_options.KEY, IPAM_TYPE, DNS_KEY)
 
 
@@ -42,10 +41,7 @@ def parse(net_conf: NetConf) -> PtpConf:
 
     Without the key `ipam` the attachment is layer 2 only; `ipam` without a type is an error.
     """
-    if net_conf.fields.has("ipam") and not net_conf.ipam_type:
-        details = '"ipam" has no "type"; for an interface without addresses omit "ipam"'
-        raise invalid_conf("no plugin name provided", details)
-    dns = net_conf.fields.section("dns")
+    refuse_untyped_ipam(net_conf)
     mtu, is_auto = auto_mtu.parse(net_conf.fields)
     return PtpConf(
         ipam_type=net_conf.ipam_type,
@@ -53,5 +49,5 @@ def parse(net_conf: NetConf) -> PtpConf:
         mtu=mtu,
         mtu_auto=is_auto,
         network_policy=policy_options.parse(net_conf),
-        dns=DNS.from_fields(dns) if any(dns.has(key) for key in _DNS_KEYS) else None,
+        dns=parse_dns(net_conf),
     )

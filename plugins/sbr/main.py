@@ -12,17 +12,17 @@ from attachment.repair import repair_if_missing
 from attachment.sandbox import Sandbox, attachment_ips
 from cni.args import CmdArgs
 from cni.conf import NetConf, not_chained
-from cni.errors import CniError, Code, invalid_conf
+from cni.errors import CniError, Code, internal, invalid_conf
 from cni.result import IPConfig, Result
 from cni.skel import Plugin
-from kernel import flock
+from kernel import flock, rule
 from kernel.link import Link
 from kernel.netns import Netns, NetnsMissingError
 from kernel.rtnl import Socket
 from plugins.sbr import check, plan, removal
 from plugins.sbr import conf as sbr_conf
 from plugins.sbr.conf import SbrConf
-from plugins.sbr.state import SandboxState, get_state, list_rules
+from plugins.sbr.state import SandboxState, get_state
 from process import record
 from process.undo import Undo
 
@@ -53,7 +53,7 @@ def cmd_del(args: CmdArgs, net_conf: NetConf) -> None:
     try:
         with Netns(args.netns) as namespace, Sandbox(namespace, args.ifname) as sandbox, record.timed_step("rules"):
             _lock(namespace)
-            removal.remove(sandbox, _lenient_prev_result(net_conf), sbr_conf.lenient_table(net_conf))
+            removal.remove(sandbox, net_conf.lenient_prev_result(), sbr_conf.lenient_table(net_conf))
     except NetnsMissingError:
         return
 
@@ -71,7 +71,7 @@ def cmd_status(args: CmdArgs, net_conf: NetConf) -> None:
     try:
         sbr_conf.parse(net_conf)
         with Socket() as host:
-            list_rules(host)
+            rule.list_all(host)
     except CniError as error:
         msg = f"sbr does not work on this node: {error.msg}"
         raise CniError(Code.PLUGIN_NOT_AVAILABLE, msg, error.details) from error
@@ -108,7 +108,7 @@ def _ensure(sandbox: Sandbox, conf: SbrConf, prev_result: Result, ips: list[IPCo
     _lock(sandbox.namespace)
     with Undo() as undo:
         if conf.table is not None:
-            rules = list_rules(sandbox.socket)
+            rules = rule.list_all(sandbox.socket)
             plan.apply(sandbox.socket, plan.rules_only(rules, ips, conf.table), undo)
             return
         state, container_link = _get_state(sandbox)
@@ -119,7 +119,7 @@ def _ensure(sandbox: Sandbox, conf: SbrConf, prev_result: Result, ips: list[IPCo
 
 def _check(sandbox: Sandbox, conf: SbrConf, prev_result: Result, ips: list[IPConfig]) -> None:
     if conf.table is not None:
-        check.check_rules(list_rules(sandbox.socket), ips, conf.table)
+        check.check_rules(rule.list_all(sandbox.socket), ips, conf.table)
     else:
         state, container_link = _get_state(sandbox)
         check.check_tables(state, container_link, conf, prev_result, ips)
@@ -129,8 +129,7 @@ def _get_state(sandbox: Sandbox) -> tuple[SandboxState, Link]:
     """Reads rules and routes; returns them and the interface. Raises KernelError, and CniError(999) without one."""
     state = get_state(sandbox.socket, sandbox.ifname)
     if state.link is None:
-        raise CniError(
-            Code.INTERNAL,
+        raise internal(
             f"Cannot find network interface {sandbox.ifname}: Link not found",
             f"the network namespace is {sandbox.path}; list sbr after the plugin that creates the interface",
         )
@@ -149,11 +148,3 @@ def _ips(prev_result: Result, ifname: str) -> list[IPConfig]:
         hint = 'sbr routes by source addresses: the plugin before it needs an "ipam" that allocates one'
         raise invalid_conf(f"No IP addresses supplied on interface: {ifname}", hint)
     return ips
-
-
-def _lenient_prev_result(net_conf: NetConf) -> Result | None:
-    """Returns prevResult, None without a usable one."""
-    try:
-        return net_conf.prev_result()
-    except CniError:
-        return None

@@ -55,11 +55,6 @@ def get_state(socket: Socket, ifname: str) -> SandboxState:
     )
 
 
-def list_rules(socket: Socket) -> list[PolicyRule]:
-    """Returns all rules; raises KernelError."""
-    return [rule.from_message(message) for message in socket.dump(rule.list_request())]
-
-
 def tables_of(rules: Sequence[PolicyRule], address: Address) -> list[int]:
     """Returns the tables of the rules that select packets from `address` by nothing but this source."""
     return [item.table for item in rules if item.source == address.packed and item.table]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from cni.errors import CniError, Code
+from cni.errors import CniError, Code, internal
 from plugins.tuning.conf import Sysctl
 from process import files
 
@@ -33,7 +33,7 @@ def require(sysctls: tuple[Sysctl, ...]) -> None:
         if not any(expression.search(item.key) for expression in expressions):
             listed = " ".join(expression.pattern for expression in expressions)
             msg = f"Sysctl {item.key} is not allowed. Only the following sysctls are allowed: [{listed}]"
-            raise CniError(Code.INTERNAL, msg, f"the administrator of the node can allow it in {PATH}")
+            raise internal(msg, f"the administrator of the node can allow it in {PATH}")
 
 
 def _read() -> list[re.Pattern[str]] | None:
@@ -54,8 +54,8 @@ def _compile(line: str, number: int) -> re.Pattern[str]:
     prefix = f"error parsing regexp: {PATH}, line {number}: {line}"
     if incompatible := _INCOMPATIBLE.search(line):
         hint = f'Go and Python interpret "{incompatible[0]}" differently: write the expression without it'
-        raise CniError(Code.INTERNAL, prefix, hint)
+        raise internal(prefix, hint)
     try:
         return re.compile(line, re.ASCII)
     except (re.error, RecursionError, OverflowError) as error:
-        raise CniError(Code.INTERNAL, f"{prefix}: {error}", "correct the line, or remove it") from None
+        raise internal(f"{prefix}: {error}", "correct the line, or remove it") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cni.address import format_mac, parse_mac
-from cni.errors import CniError, Code
+from cni.errors import CniError, internal, invalid_conf
 from kernel import link
 from kernel.link import Link
 from kernel.rtnl import Request
@@ -93,11 +93,11 @@ def validate(target: Link, configured: Attributes) -> None:
     """
     if configured.mac is not None and len(configured.mac) != len(target.mac.split(":")):
         msg = f"invalid args {format_mac(configured.mac)} for MAC addr: invalid argument"
-        raise CniError(Code.INVALID_NETWORK_CONFIG, msg, f'"{target.name}" has an address like {target.mac or "none"}')
+        raise invalid_conf(msg, f'"{target.name}" has an address like {target.mac or "none"}')
     if configured.mtu and not target.min_mtu <= configured.mtu <= (target.max_mtu or configured.mtu):
         limits = f"between {target.min_mtu} and {target.max_mtu}" if target.max_mtu else f"at least {target.min_mtu}"
         msg = f'failed to set "{target.name}" to MTU {configured.mtu}: invalid argument'
-        raise CniError(Code.INVALID_NETWORK_CONFIG, msg, f'"mtu" must be {limits} for this interface')
+        raise invalid_conf(msg, f'"mtu" must be {limits} for this interface')
 
 
 def check(target: Link, configured: Attributes) -> None:
@@ -107,7 +107,7 @@ def check(target: Link, configured: Attributes) -> None:
         raise _mismatch(f"Ethernet of {target.name}", format_mac(configured.mac), target.mac)
     if configured.promisc and not current.promisc:
         msg = f"Error: Tuning link {target.name} configured promisc is true, current value is 0"
-        raise CniError(Code.INTERNAL, msg, f'set it again: ip link set "{target.name}" promisc on')
+        raise internal(msg, f'set it again: ip link set "{target.name}" promisc on')
     if configured.mtu is not None and current.mtu != configured.mtu:
         raise _mismatch(f"MTU of {target.name}", configured.mtu, current.mtu)
     if configured.allmulti is not None and current.allmulti != configured.allmulti:
@@ -118,7 +118,7 @@ def check(target: Link, configured: Attributes) -> None:
 
 def _mismatch(name: str, configured: object, current: object) -> CniError:
     msg = f"Error: Tuning configured {name} is {configured}, current value is {current}"
-    return CniError(Code.INTERNAL, msg, "set it back, or remove the container and create it again")
+    return internal(msg, "set it back, or remove the container and create it again")
 
 
 def _word(value: bool | None) -> str:

@@ -11,7 +11,7 @@ from cni import gojson
 from cni.address import parse_mac
 from cni.args import CmdArgs
 from cni.conf import NetConf
-from cni.errors import CniError, Code
+from cni.errors import CniError, invalid_conf
 from cni.fields import Fields
 from cni.keys import BOOLEAN, INTEGER, MAC, OBJECT, STRING, Key, args_cni, keys_of_type, runtime_config
 from plugins.tuning.attributes import Attributes
@@ -69,7 +69,7 @@ def parse(args: CmdArgs, net_conf: NetConf) -> TuningConf:
     fields, cni_args = net_conf.fields, net_conf.cni_args
     sysctls = fields.string_map("sysctl")
     if sysctls and (names := gojson.repeated_keys(args.stdin, "sysctl")):
-        raise _error("duplicated sysctl keys are not allowed", f"remove the repetitions of {', '.join(names)}")
+        raise invalid_conf("duplicated sysctl keys are not allowed", f"remove the repetitions of {', '.join(names)}")
     sysctls |= cni_args.string_map("sysctl")
     from_env = args.cni_args("MAC").get("MAC", "")
     mac = cni_args.string("mac") or net_conf.runtime_config.string("mac") or from_env or fields.string("mac")
@@ -109,7 +109,7 @@ def _sysctl(key: str, value: str, ifname: str) -> Sysctl:
     path = os.path.normpath(_SYS + written)
     if not path.startswith(_NET) or "\0" in path:
         hint = 'write it like "net.ipv4.conf.IFNAME.arp_filter"; only sysctls below net can be set'
-        raise _error(f'invalid net sysctl key: "{written}"', hint)
+        raise invalid_conf(f'invalid net sysctl key: "{written}"', hint)
     return Sysctl(key, path.removeprefix(_NET), value)
 
 
@@ -118,10 +118,10 @@ def _address(text: str) -> bytes:
     try:
         mac = parse_mac(text)
     except ValueError as error:
-        raise _error(f"{prefix}: {error}", 'write it like "02:00:00:00:00:01"') from None
+        raise invalid_conf(f"{prefix}: {error}", 'write it like "02:00:00:00:00:01"') from None
     if mac[0] & 1 or not any(mac):
         hint = "an interface needs a unicast address: the first byte must be even, as in 02:00:00:00:00:01"
-        raise _error(f"{prefix}: cannot assign requested address", hint)
+        raise invalid_conf(f"{prefix}: cannot assign requested address", hint)
     return mac
 
 
@@ -131,8 +131,3 @@ def _number(fields: Fields, key: str, maximum: int) -> int | None:
 
 def _flag(fields: Fields, key: str) -> bool | None:
     return fields.boolean(key) if fields.has(key) else None
-
-
-def _error(msg: str, details: str) -> CniError:
-    """Returns the error with the reference plugin's text."""
-    return CniError(Code.INVALID_NETWORK_CONFIG, msg, details)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from attachment.sandbox import Sandbox
-from cni.errors import CniError, Code
+from cni.errors import invalid_conf
 from kernel import boot, link
 from kernel.link import Link
 from kernel.netns import Netns
@@ -59,7 +59,7 @@ class Ends:
                 else f"it is {interface.kind or 'of no kind'}"
             )
             msg = f"container interface {interface.name} has no veth peer: {problem}"
-            raise CniError(Code.INVALID_NETWORK_CONFIG, msg, _VETH_ONLY)
+            raise invalid_conf(msg, _VETH_ONLY)
         return self
 
 

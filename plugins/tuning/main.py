@@ -11,7 +11,7 @@ from functools import partial
 
 from cni.args import CmdArgs
 from cni.conf import Attachment, NetConf
-from cni.errors import CniError, Code
+from cni.errors import CniError, Code, internal
 from cni.result import Interface, Result
 from cni.skel import Plugin
 from cni.versions import at_least
@@ -92,9 +92,7 @@ def cmd_check(args: CmdArgs, net_conf: NetConf) -> None:
         with ends.open_ends(namespace, args.ifname, both=_both(conf)) as both_ends:
             if both_ends is None:
                 msg = f"Cannot find container link {args.ifname}"
-                raise CniError(
-                    Code.INTERNAL, msg, f"the network namespace is {namespace.path}; something else deleted it"
-                )
+                raise internal(msg, f"the network namespace is {namespace.path}; something else deleted it")
             both_ends.require_host_end(both=_both(conf))
             attributes.check(both_ends.container_end.link, conf.attributes)
             if both_ends.host_end:
@@ -157,18 +155,14 @@ def _ends(stack: ExitStack, namespace: Netns, args: CmdArgs, conf: TuningConf) -
     both_ends = stack.enter_context(ends.open_ends(namespace, args.ifname, both=_both(conf)))
     if both_ends is None:
         msg = f'failed to get "{args.ifname}": Link not found'
-        raise CniError(
-            Code.INTERNAL,
-            msg,
-            f"the network namespace is {namespace.path}; list tuning after the plugin that creates it",
-        )
+        raise internal(msg, f"the network namespace is {namespace.path}; list tuning after the plugin that creates it")
     both_ends.require_host_end(both=_both(conf))
     attributes.validate(both_ends.container_end.link, conf.attributes)
     if both_ends.host_end:
         attributes.validate(both_ends.host_end.link, conf.attributes)
     if not both_ends.life:
         msg = "the boot ID cannot be read, so DEL could not attribute the backup"
-        raise CniError(Code.INTERNAL, msg, "/proc/sys/kernel/random/boot_id must be readable")
+        raise internal(msg, "/proc/sys/kernel/random/boot_id must be readable")
     return both_ends
 
 

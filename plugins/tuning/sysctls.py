@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
-from cni.errors import CniError, Code
+from cni.errors import CniError, internal
 from kernel import sysctl
 from kernel.errors import reason
 from kernel.netns import Netns, entered
@@ -68,9 +68,7 @@ def check(namespace: Netns, configured: tuple[Sysctl, ...]) -> None:
                 msg = (
                     f"Error: Tuning configured value of {_ROOT}{item.name} is {item.value}, current value is {current}"
                 )
-                raise CniError(
-                    Code.INTERNAL, msg, "set it back in the pod, or remove the container and create it again"
-                )
+                raise internal(msg, "set it back in the pod, or remove the container and create it again")
 
 
 def _open(item: Sysctl) -> Setting | None:
@@ -103,8 +101,7 @@ def _short(value: str) -> str:
 def _error(operation: str, item: Sysctl, error: OSError, hint: str = "") -> CniError:
     number = error.errno or 0
     missing = _explain_missing(item) if number == errno.ENOENT else ""
-    return CniError(
-        Code.INTERNAL,
+    return internal(
         f"{operation} {_ROOT}{item.name}: {reason(number)}",
         "; ".join(filter(None, (f'"{item.key}" of "sysctl"', missing or sysctl.hint(number) or hint))),
     )

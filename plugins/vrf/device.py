@@ -11,13 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from cni.errors import CniError, Code, internal
+from cni.errors import CniError, internal
 from kernel import link, modules, rule, vrf
 from kernel.errors import KernelError, reason
 from kernel.link import Link
 from kernel.route_copy import TableRoute
 from kernel.rtnl import Request, Socket
-from kernel.rule import PolicyRule
 from kernel.vrf import Vrf
 from plugins.vrf import tables
 from plugins.vrf.conf import VrfConf
@@ -39,7 +38,7 @@ def create(socket: Socket, conf: VrfConf, routes: Sequence[TableRoute], undo: Un
     The caller holds the lock of the namespace, so that no other verb chooses the same table. `routes` are those of the
     namespace. Raises KernelError, CniError(999).
     """
-    vrfs, rules, with_routes = vrf.list_all(socket), list_rules(socket), {item.table for item in routes}
+    vrfs, rules, with_routes = vrf.list_all(socket), rule.list_all(socket), {item.table for item in routes}
     table = conf.table or tables.choose(vrfs, rules, with_routes)
     if conf.table and (others := tables.uses(table, conf.name, vrfs, rules, with_routes)):
         text = f"vrf: table {table} of VRF {conf.name} is also used by {', '.join(others)}"
@@ -59,11 +58,6 @@ def create(socket: Socket, conf: VrfConf, routes: Sequence[TableRoute], undo: Un
     return vrf.from_message(message)
 
 
-def list_rules(socket: Socket) -> list[PolicyRule]:
-    """Returns all policy rules; raises KernelError."""
-    return [rule.from_message(message) for message in socket.dump(rule.list_request())]
-
-
 def ensure_rules(socket: Socket) -> None:
     """Adds the l3mdev rules that are missing: the kernel adds them once in the life of a namespace."""
     if missing := versions_without_rule(socket):
@@ -72,7 +66,7 @@ def ensure_rules(socket: Socket) -> None:
 
 def versions_without_rule(socket: Socket) -> list[int]:
     """Returns the IP versions whose l3mdev rule is missing; raises KernelError."""
-    with_rule = {item.version for item in list_rules(socket) if item.is_l3mdev}
+    with_rule = {item.version for item in rule.list_all(socket) if item.is_l3mdev}
     return [version for version in (4, 6) if version not in with_rule]
 
 
@@ -98,4 +92,4 @@ def failing_as(request: Request, text: str) -> Iterator[None]:
         if error.description != request.description:
             raise
         details = modules.explain_missing("vrf") if error.errno == errno.EOPNOTSUPP else error.details
-        raise CniError(Code.INTERNAL, f"{text}: {reason(error.errno)}", details) from error
+        raise internal(f"{text}: {reason(error.errno)}", details) from error

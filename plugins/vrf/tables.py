@@ -38,8 +38,7 @@ def table_conflict(device: Vrf, table: int) -> CniError | None:
         return None
     msg = f"VRF {device.name} already exist with different routing table {device.table}"
     return internal(
-        msg,
-        f'"table" is {table}: set it to {device.table}, remove it, or choose another "vrfname" for this network',
+        msg, f'"table" is {table}: set it to {device.table}, remove it, or choose another "vrfname" for this network'
     )
 
 

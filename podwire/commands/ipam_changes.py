@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from shlex import quote
 
 from cni import gojson
-from cni.errors import CniError, Code
+from cni.errors import CniError, Code, invalid_conf
 from cni.fields import Fields
 from podwire import confirming
 from podwire.cluster import agent_socket
@@ -62,12 +62,12 @@ def _read_pools(path: str) -> list[object]:
     except OSError as error:
         raise CniError(Code.IO_FAILURE, f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise CniError(Code.INVALID_NETWORK_CONFIG, f"{path} is not JSON: {error}", f"such as {example}") from None
+        raise invalid_conf(f"{path} is not JSON: {error}", f"such as {example}") from None
     pools = document.get("pools") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not isinstance(pools, list):
-        raise CniError(Code.INVALID_NETWORK_CONFIG, f'{path} has no list "pools"', f"such as {example}")
+        raise invalid_conf(f'{path} has no list "pools"', f"such as {example}")
     if unknown := sorted(set(document) - _KEYS):
-        raise CniError(Code.INVALID_NETWORK_CONFIG, f"{path}: unknown key {unknown[0]!r}", f"such as {example}")
+        raise invalid_conf(f"{path}: unknown key {unknown[0]!r}", f"such as {example}")
     return pools
 
 

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 
 from cni import delegate, versions
-from cni.errors import CniError, Code
+from cni.errors import CniError, invalid_conf
 from podwire import networks
 from podwire.command import Command, Context, ExitStatus, bin_dirs, conf_dir
 from podwire.commands.attachment_options import add_options
@@ -20,7 +20,7 @@ def _version(context: Context, options: Namespace) -> ExitStatus:
     names = options.plugin or _plugins_in_use(conf_dir(context, options))
     if not names:
         hint = "name plugins: podwire version bridge host-local"
-        raise CniError(Code.INVALID_NETWORK_CONFIG, f"there is no network in {conf_dir(context, options)}", hint)
+        raise invalid_conf(f"there is no network in {conf_dir(context, options)}", hint)
     reports = [_inspect_plugin(context, name, path) for name in names]
     context.out.print_json(reports)
     context.out.print_table(("PLUGIN", "FILE", "CNI VERSIONS", "PROGRAM"), [_row(report) for report in reports])

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from cni.address import Address
-from cni.errors import CniError, Code
+from cni.errors import Code, invalid_conf
 from kernel import fib
 from kernel.packet_tap import PROTOCOLS, TCP, UDP
 from podwire.command import UsageError
@@ -65,12 +65,12 @@ def build_flow(
     if address is None:
         which = f"IPv{version} " if version else ""
         msg = f'"{desired.host or NODE_NAME}" has no {which}address that {source.name} could send to'
-        raise CniError(Code.INVALID_NETWORK_CONFIG, msg)
+        raise invalid_conf(msg)
     source = _place_toward(topology, source, address)
     local = source_address(source, address)
     if local is None:
         msg = f"{source.name} has no IPv{address.version} address"
-        raise CniError(Code.INVALID_NETWORK_CONFIG, msg)
+        raise invalid_conf(msg)
     protocol = desired.protocol or PROTOCOLS[address.version]
     target, port = _target(topology, outer, address, desired)
     return Flow(source, local, address, protocol, desired.port, target, port)

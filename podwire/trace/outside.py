@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from ipaddress import ip_interface, ip_network
 
 from cni.address import Address, Cidr
-from cni.errors import CniError, Code
+from cni.errors import internal
 from cni.result import Route
 from kernel import address, link, route, sysctl
 from kernel.codec import LinkMessage
@@ -72,7 +72,7 @@ def _free_network(node: Place, version: int) -> tuple[Cidr, Cidr]:
             first = network.network_address
             return ip_interface((first + 1, network.prefixlen)), ip_interface((first + 2, network.prefixlen))
     msg = f"the node has routes to all networks that the outside could use: {', '.join(_NETWORKS[version])}"
-    raise CniError(Code.INTERNAL, msg)
+    raise internal(msg)
 
 
 def _connect(node: Place, place: ExternalHost, ends: dict[int, tuple[Cidr, Cidr]]) -> None:
@@ -96,7 +96,7 @@ def _configure(node: Place, place: ExternalHost, ends: dict[int, tuple[Cidr, Cid
         *link.get(place.socket, link.by_name_request("eth0"), link.by_name_request("lo")),
     )
     if here is None or there is None or loopback is None:
-        raise CniError(Code.INTERNAL, f'the veth "{place.host_veth}" was deleted by another program')
+        raise internal(f'the veth "{place.host_veth}" was deleted by another program')
     node.socket.send(*(address.add_request(here, ours, dad=False) for ours, _ in ends.values()))
     place.socket.send(
         link.set_request(loopback, up=True),

@@ -10,7 +10,7 @@ from ipaddress import ip_interface
 
 from cni.address import Address
 from cni.conf import Attachment
-from cni.errors import CniError, Code
+from cni.errors import invalid_conf
 from cni.fields import Fields
 from kernel.link import Link
 from kernel.netns import Netns
@@ -100,11 +100,11 @@ class Topology:
         known = sorted({name_of(pod) for pod in self.pods})
         if containers:
             msg = f'several pods match "{name}": {", ".join(sorted(name_of(pod) for pod in loose))}'
-            raise CniError(Code.INVALID_NETWORK_CONFIG, msg, "give namespace/name, or the container's ID")
+            raise invalid_conf(msg, "give namespace/name, or the container's ID")
         likely = nearest(name, known)
         hint = f'did you mean "{likely}"?' if likely else f"running pods: {', '.join(known[:_NAMES_MAX]) or 'none'}"
         hint += "; for a pod of another node, give its address"
-        raise CniError(Code.INVALID_NETWORK_CONFIG, f'no running pod of this node is called "{name}"', hint)
+        raise invalid_conf(f'no running pod of this node is called "{name}"', hint)
 
     def attachments(self, name: str) -> list[Pod]:
         """Returns all attachments of the pod that `find` returns; raises CniError(7)."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from cni import delegate, gojson
 from cni.conf import Attachment
-from cni.errors import CniError, Code
+from cni.errors import CniError, Code, internal
 from process import child
 from process.child import Outcome, Spawn
 
@@ -132,7 +132,7 @@ def parse_answer(outcome: Outcome, call: PluginCall) -> object:
     if isinstance(body, dict) and isinstance(code, int) and isinstance(msg, str) and msg:
         details = body.get("details")
         raise CniError(code, msg, details if isinstance(details, str) else "")
-    raise CniError(Code.INTERNAL, f"{call.kind} failed without an error object: {outcome.ending}", _shown(outcome))
+    raise internal(f"{call.kind} failed without an error object: {outcome.ending}", _shown(outcome))
 
 
 def _shown(outcome: Outcome) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from attachment.presence import Presence, get_presence
 from cni.address import Address, Cidr
-from cni.errors import CniError, Code
+from cni.errors import internal
 from cni.result import Route
 from ipam.dhcp.address6 import is_link_local
 from ipam.dhcp.leases import AnyLease, routes_of
@@ -64,7 +64,7 @@ def find(netns: str, ifname: str, *, ipv6: bool) -> Target:
             if existing is None:
                 details = f"the plugin that runs dhcp creates it before; the network namespace is {netns}"
                 # text of the reference
-                raise CniError(Code.INTERNAL, f'error looking up "{ifname}": Link not found', details)
+                raise internal(f'error looking up "{ifname}": Link not found', details)
             if not existing.is_up:
                 socket.change(link.set_request(existing, up=True))
             (host_nsid,) = link.get_namespace_ids(socket, [host])
