@@ -97,7 +97,7 @@ def write_grants(data_dir: str, network: str, blocks: int) -> None:
         )
         for cidr in cidrs
     )
-    boot_id = boot.get_boot_id().decode().strip()
+    boot_id = boot.get_boot_id()
     grants = Grants(boot_id, "0" * 32, (PoolHead("default", (4,)),), entries, contact=1, epoch="epoch-1")
     path = plugin_format.path_of(data_dir, network)
     os.makedirs(os.path.dirname(path), exist_ok=True)

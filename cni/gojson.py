@@ -23,6 +23,11 @@ _MARKUP = re.compile("[<>&\u2028\u2029]")
 _DIGITS = 400  # Python refuses to convert more than 4300; no key of podwire needs more than 20
 
 
+def without_surrogates(text: str) -> str:
+    """Returns a text with "?" for lone surrogates, which bytes that are not UTF-8 become, and JSON cannot contain."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Builds an object with its keys in the order of their *last* occurrence, whose value wins in Go.
 

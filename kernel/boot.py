@@ -1,6 +1,6 @@
 """The ID and the time of the current boot, which distinguish its records from those of an earlier boot.
 
-A value that cannot be read is empty (b"", 0), and callers then treat nothing as stale.
+A value that cannot be read is empty ("", 0), and callers then treat nothing as stale.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ _NS = 1_000_000_000
 _OFFSETS_BYTES = 4096
 
 
-def get_boot_id() -> bytes:
-    """Returns the kernel's ID of the current boot, b"" when it cannot be read.
+def get_boot_id() -> str:
+    """Returns the kernel's ID of the current boot, "" when it cannot be read.
 
     A container may see another ID: systemd-nspawn and LXC mount their own file over the kernel's.
     """
     try:
         fd = os.open("/proc/sys/kernel/random/boot_id", os.O_RDONLY)
     except OSError:
-        return b""
+        return ""
     try:
-        return os.read(fd, 64)
+        return os.read(fd, 64).decode("ascii", "replace").strip()
     finally:
         os.close(fd)
 

@@ -35,12 +35,11 @@ class BridgePort:
 
 @dataclass(frozen=True)
 class BridgeSettings:
-    """A bridge: spanning tree, VLAN filtering, and the default VLAN of new ports."""
+    """A bridge: spanning tree and VLAN filtering."""
 
     index: int
     stp: bool
     vlan_filtering: bool
-    default_pvid: int
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,7 @@ def read_link_settings(socket: Socket) -> LinkSettings:
             continue
         if info.get_attr("IFLA_INFO_KIND") == "bridge" and (data := info.get_attr("IFLA_INFO_DATA")):
             stp, filtering = data.get_attr("IFLA_BR_STP_STATE"), data.get_attr("IFLA_BR_VLAN_FILTERING")
-            pvid = data.get_attr("IFLA_BR_VLAN_DEFAULT_PVID") or 0
-            bridges[index] = BridgeSettings(index, bool(stp), bool(filtering), pvid)
+            bridges[index] = BridgeSettings(index, bool(stp), bool(filtering))
         if info.get_attr("IFLA_INFO_SLAVE_KIND") == "bridge" and (data := info.get_attr("IFLA_INFO_SLAVE_DATA")):
             names = ("LEARNING", "UNICAST_FLOOD", "MCAST_FLOOD", "BCAST_FLOOD", "NEIGH_SUPPRESS", "ISOLATED", "LOCKED")
             values = (data.get_attr(f"IFLA_BRPORT_{name}") for name in names)

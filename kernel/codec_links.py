@@ -16,7 +16,6 @@ class _BridgeData(nla):  # type: ignore[misc]
         (4, "IFLA_BR_AGEING_TIME", "uint32"),
         (5, "IFLA_BR_STP_STATE", "uint32"),
         (7, "IFLA_BR_VLAN_FILTERING", "uint8"),
-        (39, "IFLA_BR_VLAN_DEFAULT_PVID", "uint16"),
     )
 
 

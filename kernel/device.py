@@ -15,7 +15,6 @@ from kernel.link import (
     IFF_MULTICAST,
     IFF_NOARP,
     IFF_PROMISC,
-    IFF_UP,
     RTM_GETLINK,
     RTM_NEWLINK,
     Link,
@@ -52,24 +51,16 @@ def list_all(socket: Socket) -> list[Device]:
     return [_device(message) for message in socket.dump(request)]
 
 
-def move_request(
-    link: Link, namespace: Netns, where: str, *, name: str = "", alias: str | None = None, up: bool = False
-) -> Request:
-    """Returns a request that moves a link to `namespace`, described as `where`, and there sets the given attributes.
+def move_request(link: Link, namespace: Netns, where: str, *, name: str, alias: str) -> Request:
+    """Returns a request that moves a link to `namespace`, described as `where`, and there sets its name and alias.
 
-    The kernel changes name, alias and state after the move, so that the namespace of the socket sees no rename. If the
-    link's present name is used in `namespace`, the link arrives with `name`; without `name` that fails with EEXIST. If
-    `name` is used, the link has been moved when the request fails.
+    The kernel changes both after the move, so that the namespace of the socket sees no rename. If `name` is used in
+    `namespace`, the link has been moved when the request fails.
     """
-    values = {"index": link.index, "flags": IFF_UP * up, "change": IFF_UP * up}
     attributes: Attributes = [("IFLA_NET_NS_FD", namespace.fileno())]
-    if name:
-        attributes.append(("IFLA_IFNAME", name))
-    if alias is not None:
-        attributes.append(("IFLA_IFALIAS", alias))
-    as_name = f' as "{name}"' if name else ""
-    description = f'move "{link.name}" to {where}{as_name}'
-    return Request(description, DeviceMessage, RTM_NEWLINK, NLM_F_ACK, values, attributes)
+    attributes += (("IFLA_IFNAME", name), ("IFLA_IFALIAS", alias))
+    description = f'move "{link.name}" to {where} as "{name}"'
+    return Request(description, DeviceMessage, RTM_NEWLINK, NLM_F_ACK, {"index": link.index}, attributes)
 
 
 def rename_request(link: Link, name: str, alias: str) -> Request:

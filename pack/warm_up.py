@@ -138,7 +138,7 @@ def _run_pool(plugins: Mapping[str, Any], data_dir: str) -> None:
 def _run_policies(plugins: Mapping[str, Any], data_dir: str) -> None:
     """Runs the verbs of pods with networkPolicy: with an agent that answers, and in a namespace without policies."""
     ipam = {**_IPAM, "dataDir": data_dir}
-    document = {"boot": boot.get_boot_id().decode().strip(), "generation": 1, "namespaces": ["other"]}
+    document = {"boot": boot.get_boot_id(), "generation": 1, "namespaces": ["other"]}
     for plugin, verbs in (("bridge", ("CHECK", "DEL")), ("ptp", ("DEL",))):
         network = {**_NETWORK, "type": plugin, "ipam": ipam, "networkPolicy": True, "bridgeNetfilter": True}
         for is_listed in (True, False):
@@ -162,7 +162,7 @@ def _write_grants(data_dir: str, network: str) -> None:
     ]
     document = {
         "version": 1,
-        "boot": boot.get_boot_id().decode().strip(),
+        "boot": boot.get_boot_id(),
         "contact": 1,
         "pools": [{"name": "default", "versions": [4, 6], "namespaces": [], "blocks": blocks}],
     }

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable
 
 from attachment.policy import gate, table
+from kernel import boot
 from process import directories
 
 
@@ -18,7 +19,7 @@ class NamespacesFile:
     """Writes the file; `generation` is the generation of the last content."""
 
     def __init__(self, *, is_strict: bool) -> None:
-        self._boot, self._is_strict = gate.current_boot(), is_strict
+        self._boot, self._is_strict = boot.get_boot_id(), is_strict
         before = gate.read_namespaces(self._boot)
         self.generation = before.generation if before else 0
         self._written: frozenset[str] | None = None

@@ -86,7 +86,7 @@ def read(
 
     Raises CniError(7) if nothing identifies the machine, CniError(5) for a file that cannot be used.
     """
-    boot_id = boot.get_boot_id().decode("ascii", "replace").strip()
+    boot_id = boot.get_boot_id()
     if not boot_id:
         raise CniError(
             Code.IO_FAILURE,

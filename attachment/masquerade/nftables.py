@@ -14,14 +14,14 @@ from ipaddress import IPv4Network, IPv6Network
 
 from attachment.masquerade.spec import Masquerade
 from cni.conf import Attachment
-from cni.errors import CniError, internal
+from cni.errors import CniError
 from kernel.errors import KernelError
 from kernel.netfilter import nft, nft_rule
 from kernel.netfilter.nft import Chain, Hook, NftRule, NftSocket, Table
 from kernel.netfilter.nft_dry_run import dry_run
 from kernel.netfilter.nft_rule import RETURN
 from kernel.netfilter.nft_set import ADDRESS, Set, set_request
-from kernel.netfilter.owned import MASQUERADE, NFTABLES, REPAIR_HINT, OwnedRule
+from kernel.netfilter.owned import MASQUERADE, NFTABLES, OwnedRule, rule_error
 from kernel.rtnl import Request
 
 TABLE = Table(
@@ -71,11 +71,11 @@ def check(spec: Masquerade) -> None:
     with nft.open_socket() as socket:
         problem = _entry_problem(socket)
         if problem:
-            raise _missing(problem)
+            raise rule_error(problem)
         existing = iter(_list_attachment_rules(socket, spec))
         for text, expressions in _rules(spec):
             if not any(nft_rule.is_same_rule(expressions, rule.expressions) for rule in existing):
-                raise _missing(f"rule {text} is missing in chain {_CHECKS}")
+                raise rule_error(f"rule {text} is missing in chain {_CHECKS}")
 
 
 def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:
@@ -215,7 +215,3 @@ def _comment(spec: Masquerade) -> str:
     """Returns the comment that names an attachment, without double quotes: nft comments cannot contain them."""
     prefix = _prefix(spec.network, spec.container_id, spec.ifname)
     return f"{prefix}, net: {spec.network}, if: {spec.ifname}, id: {spec.container_id}".replace('"', "")
-
-
-def _missing(what: str) -> CniError:
-    return internal(what, REPAIR_HINT)

@@ -27,7 +27,7 @@ from attachment.policy.records import PodRecord, parse_fields
 from cni import gojson
 from cni.address import Address
 from cni.errors import CniError, Code
-from kernel import boot, system
+from kernel import system
 from kernel.netfilter.nft_set import Set
 from kernel.rtnl import Deadline
 from process import files, record
@@ -90,11 +90,6 @@ def read_namespaces(boot_id: str) -> Namespaces | None:
         return Namespaces(fields.integer("generation") or 0, fields.boolean("strict"), names)
     except (OSError, ValueError, CniError):
         return None
-
-
-def current_boot() -> str:
-    """Returns the ID of this boot, as records and the agent's file have it."""
-    return boot.get_boot_id().decode().strip()
 
 
 def filter_keys(addresses: Iterable[Address]) -> list[tuple[Set, bytes]]:

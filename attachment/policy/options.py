@@ -21,12 +21,12 @@ from attachment.sandbox import attachment_ips
 from cni import delegate
 from cni.args import CmdArgs
 from cni.conf import LISTED_AT, Attachment, NetConf
-from cni.errors import CniError, Code, internal, invalid_conf, run_all
+from cni.errors import CniError, Code, invalid_conf, run_all
 from cni.keys import BOOLEAN, Key
 from cni.result import Result
-from kernel import link
+from kernel import boot, link
 from kernel.netfilter import nft, nft_set
-from kernel.netfilter.owned import REPAIR_HINT
+from kernel.netfilter.owned import rule_error
 from kernel.rtnl import Socket
 from process.undo import Undo
 
@@ -46,7 +46,7 @@ def build_record(args: CmdArgs, net_conf: NetConf, result: Result, host_veth: st
     """Returns the record of an attachment, with its addresses in `result`; raises CniError(4) for invalid CNI_ARGS."""
     names = args.cni_args(*_CNI_ARGS)
     return PodRecord(
-        boot=gate.current_boot(),
+        boot=boot.get_boot_id(),
         namespace=names.get("K8S_POD_NAMESPACE", ""),
         pod=names.get("K8S_POD_NAME", ""),
         uid=names.get("K8S_POD_UID", ""),
@@ -157,9 +157,7 @@ def _get_record(file_name: str) -> PodRecord:
     try:
         return records.read(file_name)
     except (OSError, ValueError) as error:
-        raise internal(
-            f"the record of the pod for podwire-agent is missing or damaged: {error}", REPAIR_HINT
-        ) from error
+        raise rule_error(f"the record of the pod for podwire-agent is missing or damaged: {error}") from error
 
 
 def _is_stale(file_name: str, net_conf: NetConf, listed_at_ns: int) -> bool:

@@ -52,7 +52,7 @@ SCOPE_LINK = 253  # RT_SCOPE_LINK (linux/rtnetlink.h)
 # RFC 2132, section 5.1, has 68, but then no renewal would fit into a packet; each host must accept 576 (RFC 791).
 MTU_MIN = 576
 
-_INFINITE = 0xFFFFFFFF
+INFINITE = 0xFFFFFFFF  # a time of a DHCP packet or a router advertisement
 _NUMBER_MAX = 255
 _MESSAGE_MAX_CHARACTERS = 255
 _ESCAPES = {
@@ -77,6 +77,11 @@ class LeaseTimes:
     lifetime_s: float
     renewal_s: float
     rebinding_s: float
+
+
+def to_seconds(field: int) -> float:
+    """Returns a time of a packet, INFINITE_S for the greatest number (RFC 2131, section 3.3; RFC 4861, 4.6.2)."""
+    return INFINITE_S if field == INFINITE else float(field)
 
 
 def option_number(text: str) -> int:
@@ -268,7 +273,7 @@ def _host_addresses(content: bytes) -> tuple[IPv4Address, ...]:
 def _seconds(content: bytes) -> float | None:
     """Returns a time, None for 0 and for a wrong length; 0xffffffff is infinite (RFC 2131, section 3.3)."""
     seconds = int.from_bytes(content, "big") if len(content) == 4 else 0
-    return INFINITE_S if seconds == _INFINITE else float(seconds) if seconds else None
+    return to_seconds(seconds) if seconds else None
 
 
 def _quote(text: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ipaddress import IPv6Address
 
 from ipam.dhcp import domain
-from ipam.dhcp.options import INFINITE_S
+from ipam.dhcp.options import INFINITE, INFINITE_S, to_seconds
 from ipam.dhcp.packet import Malformed
 from process.values import dataclass
 
@@ -30,7 +30,6 @@ _OPTION = struct.Struct("!HH")  # code, length
 _IA_HEADER = struct.Struct("!4sII")  # IAID, T1, T2
 _IA_ADDRESS_HEADER = struct.Struct("!16sII")  # address, preferred lifetime, valid lifetime
 _DUID_MAX_BYTES = 130  # section 11.1: a type of 2 bytes and at most 128 bytes
-_INFINITE = 0xFFFFFFFF
 _TEXT_MAX_CHARACTERS = 255
 _ELAPSED_MAX = 0xFFFF
 
@@ -196,8 +195,8 @@ def _decode_association(content: bytes) -> Association:
     return Association(
         iaid=iaid,
         addresses=tuple(_decode_leased(content) for number, content in options if number == IA_ADDRESS),
-        renewal_s=_to_seconds(renewal),
-        rebinding_s=_to_seconds(rebinding),
+        renewal_s=to_seconds(renewal),
+        rebinding_s=to_seconds(rebinding),
         status=_decode_status(dict(reversed(options))),
     )
 
@@ -208,7 +207,7 @@ def _decode_leased(content: bytes) -> LeasedAddress:
     address, preferred, valid = _IA_ADDRESS_HEADER.unpack_from(content)
     options = list(_options(content[_IA_ADDRESS_HEADER.size :]))
     status = _decode_status(dict(reversed(options)))
-    return LeasedAddress(IPv6Address(address), _to_seconds(preferred), _to_seconds(valid), status)
+    return LeasedAddress(IPv6Address(address), to_seconds(preferred), to_seconds(valid), status)
 
 
 def _encode_status(status: StatusCode) -> bytes:
@@ -245,9 +244,5 @@ def _decode_addresses(content: bytes) -> tuple[IPv6Address, ...]:
     return tuple(IPv6Address(content[start : start + 16]) for start in range(0, len(content), 16))
 
 
-def _to_seconds(field: int) -> float:
-    return INFINITE_S if field == _INFINITE else float(field)
-
-
 def _from_seconds(seconds: float) -> int:
-    return _INFINITE if seconds == INFINITE_S else int(seconds)
+    return INFINITE if seconds == INFINITE_S else int(seconds)

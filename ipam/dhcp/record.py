@@ -9,6 +9,7 @@ from cni.address import parse_mac
 from cni.args import check_container_id, check_ifname
 from cni.errors import CniError
 from cni.fields import Fields
+from cni.gojson import without_surrogates
 from ipam.dhcp import conf, lease, lease6
 from ipam.dhcp.lease import Lease
 from ipam.dhcp.lease6 import Lease6
@@ -73,8 +74,8 @@ def to_json(record: LeaseRecord) -> dict[str, object]:
         "network": owner.network,
         "containerID": owner.container_id,
         "ifname": owner.ifname,
-        "netns": _valid(owner.netns),
-        "args": _valid(owner.args),
+        "netns": without_surrogates(owner.netns),
+        "args": without_surrogates(owner.args),
         "stdin": owner.stdin.decode("utf-8", "replace"),
         "interface": {
             "index": target.index,
@@ -127,8 +128,3 @@ def from_json(value: object) -> LeaseRecord:
         raise ValueError(error.msg) from error
     parse_mac(record.target.mac)
     return record
-
-
-def _valid(text: str) -> str:
-    """Returns a text of the environment without the bytes that are not UTF-8, which JSON cannot contain."""
-    return text.encode("utf-8", "replace").decode()

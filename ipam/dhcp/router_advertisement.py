@@ -13,7 +13,7 @@ from ipaddress import IPv6Address, IPv6Network
 from ipam.dhcp import domain
 from ipam.dhcp.address6 import LINK_LOCAL, NO_ADDRESS, SLAAC_PREFIX_BITS, is_host_address, is_link_local
 from ipam.dhcp.frame import Icmp6, build_icmp6
-from ipam.dhcp.options import INFINITE_S
+from ipam.dhcp.options import to_seconds
 from ipam.dhcp.packet import Malformed
 from process.values import dataclass
 
@@ -29,7 +29,6 @@ _HEADER = struct.Struct("!BBHII")  # hop limit, flags, router lifetime, reachabl
 # Prefix length, flags, valid lifetime, preferred lifetime, reserved, prefix; without the option's type and length.
 _PREFIX_CONTENT = struct.Struct("!BBIII16s")
 _UNIT_BYTES = 8  # of the options' lengths
-_INFINITE = 0xFFFFFFFF
 _LIST_MAX = 16  # prefixes, and name servers
 
 
@@ -151,7 +150,7 @@ def _parse_prefix(content: bytes) -> Iterator[Prefix]:
         return
     autonomous = bool(flags & _AUTONOMOUS) and bits == SLAAC_PREFIX_BITS
     if autonomous or flags & _ON_LINK:
-        yield Prefix(network, bool(flags & _ON_LINK), autonomous, _to_seconds(valid), _to_seconds(preferred))
+        yield Prefix(network, bool(flags & _ON_LINK), autonomous, to_seconds(valid), to_seconds(preferred))
 
 
 def _parse_dns_servers(content: bytes) -> tuple[IPv6Address, ...]:
@@ -172,7 +171,3 @@ def _parse_search(content: bytes) -> tuple[str, ...]:
 def _lifetime(content: bytes) -> int:
     """Returns the lifetime in an option of RFC 8106, 0 if it is truncated."""
     return int.from_bytes(content[2:6], "big") if len(content) >= 6 else 0
-
-
-def _to_seconds(field: int) -> float:
-    return INFINITE_S if field == _INFINITE else float(field)

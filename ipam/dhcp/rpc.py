@@ -11,6 +11,7 @@ import select
 import socket
 import struct
 
+from cni.gojson import without_surrogates
 from cni.result import Result
 from ipam.dhcp import gob, rpc_result
 from ipam.dhcp.gob import BYTES, STRING, UINT, MalformedGob, Struct, StructType
@@ -122,7 +123,7 @@ class Connection:
     def refuse(self, call: RpcCall, text: str) -> bytes:
         """Returns the bytes of an answer with an error, to be sent in the order of creation."""
         # An empty text would be success. Lone surrogates, which JSON can contain, cannot be encoded.
-        error = (text or "unknown error")[:_ERROR_MAX_CHARACTERS].encode("utf-8", "replace").decode()
+        error = without_surrogates((text or "unknown error")[:_ERROR_MAX_CHARACTERS])
         response = Struct({"ServiceMethod": call.method, "Seq": call.seq, "Error": error})
         return self._encoder.encode(_RESPONSE, response) + self._encoder.encode(_EMPTY, Struct({}))
 

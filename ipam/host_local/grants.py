@@ -136,7 +136,7 @@ def read(data_dir: str, network: str) -> Grants:
         raise CniError(
             Code.IO_FAILURE, f"cannot use {path}: {error}", "podwire-agent writes it again when it starts"
         ) from error
-    if not grants.boot or grants.boot != boot.get_boot_id().decode().strip():
+    if not grants.boot or grants.boot != boot.get_boot_id():
         raise CniError(
             Code.TRY_AGAIN_LATER,
             f"network {network} has no addresses since the node's boot: {path} is of an earlier boot",

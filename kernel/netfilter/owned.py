@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from cni.errors import CniError, internal
+
 HOST_PORT, MASQUERADE, FIREWALL = "host port", "masquerade", "firewall"
 NFTABLES, IPTABLES = "nftables", "iptables"
 
-# The hint of CHECK for missing rules.
 REPAIR_HINT = (
     "another program may have deleted it: `podwire repair` creates it again; "
     "if the network's configuration has changed since, recreate the container"
 )
+
+
+def rule_error(msg: str) -> CniError:
+    """Returns (does not raise) CHECK's error for a rule that is missing, or not as ADD has created it."""
+    return internal(msg, REPAIR_HINT)
 
 
 class OwnedRule(NamedTuple):

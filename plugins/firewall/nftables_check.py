@@ -5,11 +5,10 @@ This module only reads. It raises for the first difference.
 
 from __future__ import annotations
 
-from cni.errors import CniError, internal
 from kernel.netfilter import base_table, nft_rule, nft_set
 from kernel.netfilter.nft import NftSocket
 from kernel.netfilter.nft_set import Set, byte_filter, interface_key
-from kernel.netfilter.owned import REPAIR_HINT
+from kernel.netfilter.owned import rule_error
 from plugins.firewall import nftables_rules as rules
 from plugins.firewall.nftables_rules import POLICED, SAME_BRIDGE_PAIRS
 from plugins.firewall.spec import SAME_BRIDGE, FirewallSpec
@@ -19,7 +18,7 @@ def check(socket: NftSocket, spec: FirewallSpec) -> None:
     """Checks rules, elements, and the bridge's policy; raises CniError(999), KernelError."""
     for base in rules.required_tables(spec):
         if problem := base_table.find_problem(socket, base):
-            raise _error(problem)
+            raise rule_error(problem)
     for element_set, elements in rules.desired_elements(spec).items():
         existing = _get_elements(socket, element_set, {element.key for element in elements})
         for element in elements:
@@ -30,21 +29,21 @@ def check(socket: NftSocket, spec: FirewallSpec) -> None:
 
 def _check_owner(element_set: Set, key: bytes, existing: dict[bytes, nft_set.Element], owner: bytes) -> None:
     if key not in existing:
-        raise _error(f"element {rules.render_key(element_set, key)} of set {element_set} is missing")
+        raise rule_error(f"element {rules.render_key(element_set, key)} of set {element_set} is missing")
     if rules.element_owner(existing[key]) != owner:
         comment = nft_rule.parse_comment(existing[key].userdata) or "no comment names it"
         name = rules.render_key(element_set, key)
-        raise _error(f"element {name} of set {element_set} belongs to another attachment ({comment})")
+        raise rule_error(f"element {name} of set {element_set} belongs to another attachment ({comment})")
 
 
 def _check_policy(socket: NftSocket, spec: FirewallSpec) -> None:
     bridge = interface_key(spec.bridge)
     if not _get_elements(socket, POLICED, {bridge}):
-        raise _error(f'element "{spec.bridge}" of set {POLICED} is missing')
+        raise rule_error(f'element "{spec.bridge}" of set {POLICED} is missing')
     is_same_bridge = bool(_get_elements(socket, SAME_BRIDGE_PAIRS, {bridge * 2}))
     if is_same_bridge != (spec.policy == SAME_BRIDGE):
         state = "contains" if is_same_bridge else "lacks"
-        raise _error(f'set {SAME_BRIDGE_PAIRS} {state} "{spec.bridge}", contrary to ingressPolicy {spec.policy}')
+        raise rule_error(f'set {SAME_BRIDGE_PAIRS} {state} "{spec.bridge}", contrary to ingressPolicy {spec.policy}')
 
 
 def _get_elements(socket: NftSocket, element_set: Set, keys: set[bytes]) -> dict[bytes, nft_set.Element]:
@@ -53,7 +52,3 @@ def _get_elements(socket: NftSocket, element_set: Set, keys: set[bytes]) -> dict
         return {}
     elements = nft_set.list_elements(socket, element_set, byte_filter(keys))
     return {item.key: item for item in elements if item.key in keys}
-
-
-def _error(what: str) -> CniError:
-    return internal(what, REPAIR_HINT)

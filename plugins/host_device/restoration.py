@@ -30,7 +30,7 @@ _HOST_NETNS = "/proc/self/ns/net"
 
 def get_life(namespace: Netns, socket: Socket) -> str:
     """Returns the boot ID and the namespace's cookie, which is unique in a boot; before Linux 5.14 its inode."""
-    return f"{_boot_id()} {socket.get_namespace_cookie() or os.fstat(namespace.fileno()).st_ino}"
+    return f"{boot.get_boot_id()} {socket.get_namespace_cookie() or os.fstat(namespace.fileno()).st_ino}"
 
 
 def is_of_this_boot(saved: SavedDevice) -> bool:
@@ -38,7 +38,7 @@ def is_of_this_boot(saved: SavedDevice) -> bool:
 
     If a boot ID could not be read, now or at ADD, the device counts as one of this boot.
     """
-    boot_at_add, boot_now = saved.life.partition(" ")[0], _boot_id()
+    boot_at_add, boot_now = saved.life.partition(" ")[0], boot.get_boot_id()
     return not boot_at_add or not boot_now or boot_at_add == boot_now
 
 
@@ -230,7 +230,3 @@ def _restore_in_sandbox(sandbox: Sandbox, before: Link) -> None:
     if present is not None:
         sandbox.socket.change(device.rename_request(present, before.name, before.alias))
         sandbox.socket.change(link.set_request(present, up=before.is_up))
-
-
-def _boot_id() -> str:
-    return boot.get_boot_id().decode("ascii", "replace").strip()

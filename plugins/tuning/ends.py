@@ -85,7 +85,7 @@ def _life(namespace: Netns, socket: Socket, interface: Link) -> str:
 
     The namespace is its cookie, unique in a boot, or (before Linux 5.14) its inode.
     """
-    if not (boot_id := boot.get_boot_id().decode("ascii", "replace").strip()):
+    if not (boot_id := boot.get_boot_id()):
         return ""
     namespace_id = socket.get_namespace_cookie() or f"inode {os.fstat(namespace.fileno()).st_ino}"
     return f"{boot_id} {namespace_id} {interface.index}"

@@ -11,6 +11,7 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 
 from cni.errors import CniError, Code
+from cni.gojson import without_surrogates
 from podwire.command import Command, Context, ExitStatus, add_bin_dir, add_conf_dir, add_json, bin_dirs, conf_dir
 from podwire.lint import directory, source
 from podwire.lint.directory import LintResult
@@ -90,7 +91,7 @@ def _print_json(context: Context, linted: list[LintResult], counts: Counter[Lint
 
 def _file(page: SourceFile, linted: LintResult) -> dict[str, object]:
     return {
-        "path": _printable(page.path),
+        "path": without_surrogates(page.path),
         "network": page.network.name if page.network else None,
         "wins": page is linted.winner if linted.is_directory else None,
         "findings": [
@@ -98,18 +99,13 @@ def _file(page: SourceFile, linted: LintResult) -> dict[str, object]:
                 "severity": str(finding.severity),
                 "line": finding.line,
                 "column": finding.column,
-                "key": _printable(finding.key),
-                "text": _printable(finding.text),
-                "hint": _printable(finding.hint),
+                "key": without_surrogates(finding.key),
+                "text": without_surrogates(finding.text),
+                "hint": without_surrogates(finding.hint),
             }
             for finding in page.findings
         ],
     }
-
-
-def _printable(text: str) -> str:
-    """Returns a text without lone surrogates, which file names may contain but JSON may not."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _arguments(parser: ArgumentParser) -> None:

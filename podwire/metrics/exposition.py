@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from cni.gojson import without_surrogates
+
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
@@ -34,21 +36,16 @@ def render(families: Iterable[MetricFamily]) -> str:
     lines = []
     for family in families:
         if family.samples:
-            lines.append(f"# HELP {family.name} {_printable(family.meaning).translate(_HELP_ESCAPES)}")
+            lines.append(f"# HELP {family.name} {without_surrogates(family.meaning).translate(_HELP_ESCAPES)}")
             lines.append(f"# TYPE {family.name} {family.kind}")
             lines += [f"{family.name}{one.suffix}{_labels(one.labels)} {_number(one.value)}" for one in family.samples]
     return "\n".join([*lines, ""])
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    pairs = ",".join(f'{name}="{_printable(value).translate(_ESCAPES)}"' for name, value in labels.items())
+    pairs = ",".join(f'{name}="{without_surrogates(value).translate(_ESCAPES)}"' for name, value in labels.items())
     return f"{{{pairs}}}" if pairs else ""
 
 
 def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
-
-
-def _printable(text: str) -> str:
-    """Returns a text without lone surrogates, which are not UTF-8."""
-    return text.encode("utf-8", "replace").decode()

@@ -108,7 +108,7 @@ def read_leases(
     """Returns the leases of a network, or of all, sorted by network and address, and the files that are none."""
     leases: list[DhcpLease] = []
     unreadable: list[UnreadableLease] = []
-    boot_id, now = get_boot_id().decode("ascii", "replace").strip(), time.clock_gettime(time.CLOCK_BOOTTIME)
+    boot_id, now = get_boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME)
     for directory in data_dirs:
         store = LeaseStore(directory)
         try:

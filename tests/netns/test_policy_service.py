@@ -25,6 +25,7 @@ from agent.policy.service import PolicyService
 from agent.settings import parse
 from attachment.policy import gate, records, table
 from attachment.policy.records import PodRecord
+from kernel.boot import get_boot_id
 from kernel.netfilter import nft
 from process.loop import Loop, now
 from process.signals import Terminated
@@ -130,7 +131,7 @@ def agent(script, monkeypatch):
 
 def listed() -> gate.Namespaces:
     """Returns the content of the agent's file."""
-    namespaces = gate.read_namespaces(gate.current_boot())
+    namespaces = gate.read_namespaces(get_boot_id())
     assert namespaces
     return namespaces
 
@@ -138,7 +139,7 @@ def listed() -> gate.Namespaces:
 def write_record(name="db", uid="1", address=ADDRESS):
     """Writes the record of a pod, as ADD does; returns the name of its file."""
     record = PodRecord(
-        gate.current_boot(), "shop", name, uid, "net", uid, "eth0", "veth0", "", (ip_address(address),), "bridge"
+        get_boot_id(), "shop", name, uid, "net", uid, "eth0", "veth0", "", (ip_address(address),), "bridge"
     )
     records.write(record)
     return record.file_name

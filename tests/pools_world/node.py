@@ -199,7 +199,7 @@ class Node:
     def _booted(self) -> Iterator[None]:
         """Lets the code of this process see this machine's boot."""
         before = boot.get_boot_id
-        boot.get_boot_id = self.boot_id.encode
+        boot.get_boot_id = lambda: self.boot_id
         try:
             yield
         finally:

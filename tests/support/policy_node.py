@@ -46,7 +46,7 @@ def private_directory() -> Iterator[None]:
 def write_namespaces(*names: str, generation: int = 1, strict: bool = False, boot: str | None = None) -> None:
     """Writes the agent's file."""
     DIRECTORY.mkdir(parents=True, exist_ok=True)
-    current = get_boot_id().decode().strip()
+    current = get_boot_id()
     document = {"boot": current if boot is None else boot, "generation": generation, "strict": strict}
     draft = DIRECTORY / ".namespaces"
     draft.write_text(json.dumps({**document, "namespaces": sorted(names)}))

@@ -307,7 +307,7 @@ def test_spanning_tree_that_blocks_a_pod(node, state, severity):
     attachment = CachedAttachment("", "net", Attachment("c2", "eth0"), "", Presence.HERE)
     pod = VethPod(item, attachment, (), (), "", CNI0._replace(index=7, kind="veth"), CNI0)
     node.link_settings = LinkSettings(
-        {5: BridgeSettings(5, stp=True, vlan_filtering=False, default_pvid=1)},
+        {5: BridgeSettings(5, stp=True, vlan_filtering=False)},
         {7: BridgePort(7, state, False, None, None, None, None, None, None, None)},
         frozenset(),
     )

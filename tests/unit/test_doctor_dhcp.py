@@ -16,7 +16,7 @@ from podwire.doctor.node import CheckedNode
 from podwire.node import dhcp_leases
 from tests.support.unit_node import new_node, run_check
 
-BOOT = get_boot_id().decode().strip()
+BOOT = get_boot_id()
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ class Node:
         """Starts a new boot a moment later, with the same clocks."""
         time.sleep(0.02)  # two ticks of the clock for file times
         self._boots += 1
-        name, began_ns = b"boot %d" % self._boots, time.time_ns()
+        name, began_ns = f"boot {self._boots}", time.time_ns()
         self._monkeypatch.setattr(boot, "get_boot_id", lambda: name)
         self._monkeypatch.setattr(boot, "get_boot_time_ns", lambda: began_ns)
         time.sleep(0.02)
@@ -45,7 +45,7 @@ class Node:
 
     def boot_id(self, boot_id=""):
         """Sets another boot ID, as a container may read, or none."""
-        self._monkeypatch.setattr(boot, "get_boot_id", boot_id.encode)
+        self._monkeypatch.setattr(boot, "get_boot_id", lambda: boot_id)
 
     def running(self, name):
         self.net.cached(name, f"/proc/{os.getpid()}/ns/net")

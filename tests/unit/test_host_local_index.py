@@ -97,7 +97,7 @@ def test_index_of_an_earlier_boot_is_not_used(net, scans, monkeypatch):
     reserve(net, "10.1.0.9", b"a\r\neth0")
     find(net, b"a\r\neth0")
     before = len(scans)
-    monkeypatch.setattr(boot, "get_boot_id", lambda: b"another boot")
+    monkeypatch.setattr(boot, "get_boot_id", lambda: "another boot")
     assert find(net, b"a\r\neth0") == ["10.1.0.9"]
     assert len(scans) == before + 1
 

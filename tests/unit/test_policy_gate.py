@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from attachment.policy import gate, records, table
 from attachment.policy.records import PodRecord
 from cni.errors import CniError
+from kernel.boot import get_boot_id
 from kernel.netfilter import nft_rule
 from tests.support import policy_node
 from tests.support.errors import failure_of
@@ -23,7 +24,7 @@ from tests.support.policy_node import agent, write_namespaces
 WAIT_S = 0.2
 ADDRESSES = (IPv4Address("10.22.0.2"), IPv6Address("fd00:22::2"))
 POD = PodRecord(
-    boot=gate.current_boot(),
+    boot=get_boot_id(),
     namespace="shop",
     pod="web-0",
     uid="1-2",

@@ -57,7 +57,7 @@ def _serve(options: argparse.Namespace) -> None:
     path = prefix + options.socketpath
     settings = DaemonSettings(
         store=LeaseStore(options.datadir),
-        boot_id=get_boot_id().decode("ascii", "replace").strip(),
+        boot_id=get_boot_id(),
         machine_id=_machine_id(prefix),
         host_prefix=prefix,
         broadcast=options.broadcast,
