@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
-from ipaddress import ip_address
 
 from cni.errors import Code
 from cni.fields import Fields
+from podwire import destination_argument
 from podwire.cluster import agent_socket
 from podwire.command import Command, Context, ExitStatus, UsageError, exit_status, run_subcommand
 from podwire.commands.agent_command import add_command
+from podwire.destination_argument import is_address
 from podwire.output import Cell, Text
 
 _DIRECTIONS = ("egress", "ingress")
-_DESTINATION = re.compile(
-    r"(?:\[(?P<ip6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]{1,5})(?:/(?P<protocol>tcp|udp|sctp))?)?"
-)
 _HINT = "examples: shop/db-0:5432, shop/dns-0:53/udp, 10.22.0.7:80, [fd00::7]:80, shop/db-0 (a ping)"
 
 _DESCRIPTION = """\
@@ -116,32 +113,13 @@ def _fields(document: Mapping[str, object], options: Namespace) -> Fields:
 
 def _question(source: str, destination: str) -> dict[str, object]:
     """Returns the body of the request to the agent; raises UsageError."""
-    host, protocol, port = _parse_destination(destination)
+    host, port, protocol = destination_argument.parse(destination, ("tcp", "udp", "sctp"), _HINT)
     for name in (source, host):
         namespace, _, pod = name.partition("/")
-        if not _is_address(name) and (not namespace or not pod or "/" in pod):
+        if not is_address(name) and (not namespace or not pod or "/" in pod):
             msg = f'"{name}" is neither a pod (NAMESPACE/NAME) nor an address'
             raise UsageError(Code.INVALID_ENVIRONMENT, msg, _HINT)
-    return {"source": source, "destination": host, "protocol": protocol, "port": port}
-
-
-def _parse_destination(text: str) -> tuple[str, str, int]:
-    """Returns pod or address, protocol, and port (0 for a ping); raises UsageError."""
-    if _is_address(text):  # an IPv6 address without brackets
-        return text, "icmp", 0
-    match = _DESTINATION.fullmatch(text)
-    port = int(match["port"] or 0) if match else 0
-    if match is None or port > 65535 or (match["port"] and not port):
-        raise UsageError(Code.INVALID_ENVIRONMENT, f'"{text}" is not a destination', _HINT)
-    return match["ip6"] or match["host"], (match["protocol"] or "tcp") if port else "icmp", port
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True
+    return {"source": source, "destination": host, "protocol": protocol or "icmp", "port": port}
 
 
 def _arguments(parser: ArgumentParser) -> None:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from ipaddress import ip_address
 from typing import NamedTuple
 
 from cni.address import Address
-from cni.errors import Code, invalid_conf
+from cni.errors import invalid_conf
 from kernel import fib
 from kernel.packet_tap import PROTOCOLS, TCP, UDP
-from podwire.command import UsageError
+from podwire import destination_argument
 from podwire.trace.exchange import Flow
 from podwire.trace.outside import ExternalHost
 from podwire.trace.place import EXTERNAL, Place
 from podwire.trace.topology import PodPlace, Topology
 
 NODE_NAME, GATEWAY = "node", "gateway"
-_DESTINATION = re.compile(
-    r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>.*?))(?::(?P<port>\d+))?(?:/(?P<protocol>tcp|udp))?"
-)
+_HINT = "examples: 10.22.0.3:80, [fd00::3]:53/udp, default/web-0:80, :8080 (a port of the node), gateway"
+_PROTOCOLS = {"tcp": TCP, "udp": UDP}
 
 
 class Destination(NamedTuple):
@@ -32,18 +30,8 @@ class Destination(NamedTuple):
 
 def parse(text: str) -> Destination:
     """Parses DEST[:PORT][/udp]; raises UsageError."""
-    try:  # an IPv6 address without brackets
-        return Destination(str(ip_address(text)), 0, 0)
-    except ValueError:
-        match = _DESTINATION.fullmatch(text)
-    host = (match["six"] or match["host"] or "") if match else ""
-    port = int(match["port"] or 0) if match else 0
-    is_name = host == "" or (":" not in host and not host.startswith("/")) or bool(match and match["six"])
-    if match is None or not is_name or port > 65535 or not (host or port) or (match["protocol"] and not port):
-        hint = "examples: 10.22.0.3:80, [fd00::3]:53/udp, default/web-0:80, :8080 (a port of the node), gateway"
-        raise UsageError(Code.INVALID_NETWORK_CONFIG, f'"{text}" is not a destination', hint)
-    protocol = UDP if match["protocol"] == "udp" else TCP if port else 0
-    return Destination(host, port, protocol)
+    host, port, protocol = destination_argument.parse(text, _PROTOCOLS, _HINT)
+    return Destination(host, port, _PROTOCOLS.get(protocol, 0))
 
 
 def source_place(topology: Topology, name: str) -> Place:
