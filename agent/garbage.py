@@ -1,7 +1,6 @@
 """Removes what deleted pods left on the node: runs `podwire gc` for the agent's network.
 
-`podwire gc` removes only what is proven to be garbage. In a container that cannot see the node's namespaces there is
-no proof; the run is then reported as incomplete, and removes nothing.
+`podwire gc` removes only what is proven to be garbage; a run that could not look everywhere is reported as incomplete.
 """
 
 from __future__ import annotations

@@ -161,7 +161,11 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
     modes = group.add_mutually_exclusive_group()
     modes.add_argument("--dry-run", action="store_true", help="print what would be changed now, change nothing, exit")
     modes.add_argument("--once", action="store_true", help="make all changes once and exit; status 1 if not ready")
-    modes.add_argument("--remove", action="store_true", help="remove the agent's routes, tunnel and sets, and exit")
+    modes.add_argument(
+        "--remove",
+        action="store_true",
+        help="remove the agent's objects, restore the files from before podwire (not with --no-install), and exit",
+    )
 
 
 def _underlay(text: str) -> Address | str:

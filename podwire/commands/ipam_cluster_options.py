@@ -18,7 +18,8 @@ writes the IPSpace object, which `kubectl apply` writes, too. Before a CIDR is r
 set it in "draining" and wait until no node has a block of it. FILE is JSON; only "name" and "cidrs" are required:
 
   {"pools": [{"name": "default", "mode": "routed", "cidrs": ["10.22.0.0/16", "fd00:22::/112"],
-    "blockPrefixLengths": {"ipv4": 26, "ipv6": 122}, "excluded": [], "draining": [], "namespaces": [], "gateways": []}]}
+    "blockPrefixLengths": {"ipv4": 26, "ipv6": 122}, "excluded": [], "draining": [], "namespaces": [], "gateways": [],
+    "sticky": false}]}
 
 --json prints {"space": {"epoch", "pools"} or null, "pools": [{"name", "mode", "cidrs", "namespaces", "versions":
 [{"version", "blockPrefixLength", "total", "claimed", "draining", "addresses"}]}], "nodes": [...]}, with --set

@@ -62,12 +62,12 @@ Restores rules that were flushed: masquerading, MAC spoof checks, host ports, th
 sources, and IP forwarding, for every running pod, with the configuration that libcni's cache has of its ADD. No pod is
 restarted, and connections continue. Run it after `nft flush ruleset`, `iptables -F`, a reload or restart of firewalld.
 
-CHECK of each plugin decides what is missing. Nothing that passes CHECK is changed, so you can run this at any time.
-sbr's rules and routing tables in the pods are restored, too, and hostAccess of macvlan and ipvlan. An interface of
-macvlan or ipvlan that the kernel deleted with its master is created again when the master is back. host-device's name
-and settings of a device are restored if the kernel moved it to the host when it deleted the pod's namespace. Other
-interfaces, addresses and limits are not repaired, since a flush does not delete them: if CHECK reports one of them as
-missing, create the container again.
+CHECK of each plugin decides what is missing. Nothing that passes CHECK is changed, so you can run this at any time. The
+rules and routing tables of sbr and vrf in the pods are restored, too, and hostAccess of macvlan and ipvlan. An
+interface of macvlan or ipvlan that the kernel deleted with its master is created again when the master is back.
+host-device's name and settings of a device are restored if the kernel moved it to the host when it deleted the pod's
+namespace. Other interfaces, addresses and limits are not repaired, since a flush does not delete them: if CHECK reports
+one of them as missing, create the container again.
 
 A pod that is deleted at the same time stays deleted: repaired attachments are watched for a moment (--settle), which
 takes most of the command's time. Plugins of other vendors (flannel, calico) are not repaired.
