@@ -1,6 +1,7 @@
 """The manifests of deploy/ are valid for every supported Kubernetes, complete, and without unneeded permissions."""
 
 import json
+import shutil
 
 import kubernetes_validate
 import pytest
@@ -90,6 +91,22 @@ def test_the_daemon_set_with_network_policies():
     kinds = ("pods", "namespaces", "networkpolicies")
     read = {f"{verb} {kind}" for kind in kinds for verb in ("get", "list", "watch")}
     assert manifests.rights(NETWORK_POLICY) == manifests.rights(INSTALL) | read
+
+
+def test_network_policies_with_pools(tmp_path):
+    """deploy/network-policy/ with pools, changed as deploy/README.md says: the options, rights and keys of both."""
+    directory = shutil.copytree(DEPLOY, tmp_path / "deploy") / NETWORK_POLICY.name
+    for name, old, new in (
+        ("kustomization.yaml", "- ../install", "- ../pools-install"),
+        ("10-podwire.conflist", '"host-local"', '"host-local", "pool": "default"'),
+    ):
+        text = (directory / name).read_text()
+        assert text.count(old) == 1
+        (directory / name).write_text(text.replace(old, new))
+    (agent,), (with_pools,) = (manifests.pod(each)["containers"] for each in (directory, POOLS_INSTALL))
+    assert agent == {**with_pools, "args": [*with_pools["args"], "--network-policy"]}
+    assert bridge_of(directory) == {**bridge_of(POOLS_INSTALL), "networkPolicy": True}
+    assert manifests.rights(directory) == manifests.rights(POOLS_INSTALL) | manifests.rights(NETWORK_POLICY)
 
 
 def test_rights_to_pools():
