@@ -1,6 +1,7 @@
 """Removes what deleted pods left on the node: runs `podwire gc` for the agent's network.
 
-`podwire gc` removes only what is proven to be garbage; a run that could not look everywhere is reported as incomplete.
+`podwire gc` removes only what is proven to be garbage; without proof, or if it could not look everywhere, the run is
+reported as incomplete.
 """
 
 from __future__ import annotations

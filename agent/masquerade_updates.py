@@ -65,7 +65,7 @@ class MasqueradeUpdates:
             self._loop.call_at(now() + _GATHER_S, self._update)
 
     def _repair(self) -> None:
-        self.start()
+        self._loop.call_at(now() + _REPAIR_S, self._repair)
         self._change(self._networks.repair)
 
     def _update(self) -> None:

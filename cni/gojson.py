@@ -24,7 +24,7 @@ _DIGITS = 400  # Python refuses to convert more than 4300; no key of podwire nee
 
 
 def without_surrogates(text: str) -> str:
-    """Returns a text with "?" for lone surrogates, which bytes that are not UTF-8 become, and JSON cannot contain."""
+    """Replaces lone surrogates by "?": bytes that are not UTF-8 become such, and JSON cannot contain them."""
     return text.encode("utf-8", "replace").decode()
 
 

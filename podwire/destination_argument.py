@@ -1,4 +1,4 @@
-"""DEST[:PORT][/PROTOCOL], the destination of a packet, as `podwire trace` and `podwire policy why` read it."""
+"""DEST[:PORT[/PROTOCOL]], the destination of a packet, as `podwire trace` and `podwire policy why` read it."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from cni.errors import Code
 from podwire.command import UsageError
 
 _DESTINATION = re.compile(
-    r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]/][^:\[\]]*)?)(?::(?P<port>[0-9]{1,5})(?:/(?P<protocol>[a-z]+))?)?"
+    r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]/\s][^:\[\]\s]*?)?)"
+    r"(?::(?P<port>[0-9]{1,5}))?(?:/(?P<protocol>tcp|udp|sctp))?"
 )
 
 
-class NamedDestination(NamedTuple):
-    """A destination: an address or a name, a port and its protocol in lower case; without a port 0 and ""."""
+class DestinationArgument(NamedTuple):
+    """A destination: an address or a name, a port and its protocol in lower case; without a port they are 0 and ""."""
 
     host: str
     port: int = 0
     protocol: str = ""
 
 
-def parse(text: str, protocols: Collection[str], hint: str) -> NamedDestination:
-    """Returns the destination, a port's protocol being "tcp" if none is named; raises UsageError with the hint."""
+def parse(text: str, protocols: Collection[str], hint: str) -> DestinationArgument:
+    """Returns the destination; a port without a protocol is TCP's. Raises UsageError, with `hint`."""
     if is_address(text):  # an IPv6 address without brackets
-        return NamedDestination(text)
+        return DestinationArgument(text)
     match = _DESTINATION.fullmatch(text)
     if match is not None:
-        host, port, protocol = match["six"] or match["host"] or "", match["port"], match["protocol"] or "tcp"
-        if host and not port:
-            return NamedDestination(host)
-        if port and 1 <= int(port) <= 65535 and protocol in protocols:
-            return NamedDestination(host, int(port), protocol)
+        host, port, protocol = match["six"] or match["host"] or "", match["port"], match["protocol"]
+        if port and 1 <= int(port) <= 65535 and (protocol or "tcp") in protocols:
+            return DestinationArgument(host, int(port), protocol or "tcp")
+        if host and not port and not protocol:
+            return DestinationArgument(host)
     raise UsageError(Code.INVALID_ENVIRONMENT, f'"{text}" is not a destination', hint)
 
 

@@ -21,7 +21,7 @@ from kernel.netfilter.nft import Chain, Hook, NftRule, NftSocket, Table
 from kernel.netfilter.nft_dry_run import dry_run
 from kernel.netfilter.nft_rule import RETURN
 from kernel.netfilter.nft_set import ADDRESS, Set, set_request
-from kernel.netfilter.owned import MASQUERADE, NFTABLES, OwnedRule, rule_error
+from kernel.netfilter.owned import MASQUERADE, NFTABLES, OwnedRule, repairable_error
 from kernel.rtnl import Request
 
 TABLE = Table(
@@ -71,11 +71,11 @@ def check(spec: Masquerade) -> None:
     with nft.open_socket() as socket:
         problem = _entry_problem(socket)
         if problem:
-            raise rule_error(problem)
+            raise repairable_error(problem)
         existing = iter(_list_attachment_rules(socket, spec))
         for text, expressions in _rules(spec):
             if not any(nft_rule.is_same_rule(expressions, rule.expressions) for rule in existing):
-                raise rule_error(f"rule {text} is missing in chain {_CHECKS}")
+                raise repairable_error(f"rule {text} is missing in chain {_CHECKS}")
 
 
 def gc(socket: NftSocket, network: str, valid: Iterable[Attachment]) -> None:

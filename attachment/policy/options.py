@@ -26,7 +26,7 @@ from cni.keys import BOOLEAN, Key
 from cni.result import Result
 from kernel import boot, link
 from kernel.netfilter import nft, nft_set
-from kernel.netfilter.owned import rule_error
+from kernel.netfilter.owned import repairable_error
 from kernel.rtnl import Socket
 from process.undo import Undo
 
@@ -157,7 +157,7 @@ def _get_record(file_name: str) -> PodRecord:
     try:
         return records.read(file_name)
     except (OSError, ValueError) as error:
-        raise rule_error(f"the record of the pod for podwire-agent is missing or damaged: {error}") from error
+        raise repairable_error(f"the record of the pod for podwire-agent is missing or damaged: {error}") from error
 
 
 def _is_stale(file_name: str, net_conf: NetConf, listed_at_ns: int) -> bool:

@@ -30,7 +30,7 @@ from kernel.netfilter import base_table, nft, nft_rule, nft_set
 from kernel.netfilter.base_table import BaseTable
 from kernel.netfilter.nft import Chain, Hook, NftSocket, Table
 from kernel.netfilter.nft_set import ADDRESS, INTERFACE_NAME, MAC_ADDRESS, Element, Part, Set, interface_key
-from kernel.netfilter.owned import rule_error
+from kernel.netfilter.owned import repairable_error
 from process import record
 
 _PREROUTING = Hook("filter", 0, -300)  # NF_INET_PRE_ROUTING and NF_BR_PRE_ROUTING; raw, and dstnat in bridges
@@ -137,7 +137,7 @@ def check(pod: PodRecord) -> None:
             if not {item.key for item in existing}.issuperset(keys):
                 problem = f'set {element_set} has no element of "{pod.host_veth}"'
     if problem:
-        raise rule_error(f"the port of the pod is not guarded: {problem}")
+        raise repairable_error(f"the port of the pod is not guarded: {problem}")
 
 
 def list_ports(socket: NftSocket) -> set[str]:

@@ -14,7 +14,8 @@ from ipaddress import IPv4Address
 from typing import NamedTuple
 
 from ipam.dhcp import options
-from ipam.dhcp.lease import INFINITE, Lease, UnusableLeaseError, lease_from_ack
+from ipam.dhcp.lease import Lease, UnusableLeaseError, lease_from_ack
+from ipam.dhcp.options import INFINITE_S
 from ipam.dhcp.packet import BOOTREPLY, BOOTREQUEST, MESSAGE_TYPE, NO_ADDRESS, Message
 from ipam.dhcp.randomness import random_fraction, random_integer
 from process.values import dataclass
@@ -85,12 +86,12 @@ class Client:
         self.identity = identity
         self.state = State.STOPPED
         self.lease: Lease | None = None
-        self.deadline = INFINITE
-        self.listening_until = -INFINITE
+        self.deadline = INFINITE_S
+        self.listening_until = -INFINITE_S
         self.reason = ""  # of the last LOST or FAILED
         self._timing = timing
         self._outgoing: list[Outgoing] = []
-        self._give_up_at = INFINITE
+        self._give_up_at = INFINITE_S
         self._xid = 0
         self._begun = 0.0
         self._sent = 0.0
@@ -170,7 +171,7 @@ class Client:
         """Refuses the lease, since another host uses its address; tries again after ten seconds (RFC 2131 3.1.5)."""
         lease, self.lease = self.lease, None
         self._begin_exchange(State.SELECTING, now)
-        self.deadline, self.listening_until = now + _DECLINED_PAUSE_S, -INFINITE
+        self.deadline, self.listening_until = now + _DECLINED_PAUSE_S, -INFINITE_S
         if lease is not None:
             declined = {options.REQUESTED_ADDRESS: lease.address.ip.packed, options.SERVER_ID: lease.server.packed}
             self._outgoing.append(Outgoing(_message(self.identity, options.DECLINE, self._xid, options_=declined)))
@@ -254,7 +255,7 @@ class Client:
             self._stop()
             self.reason = str(error)
             return Event.FAILED
-        self._give_up_at = INFINITE
+        self._give_up_at = INFINITE_S
         self._bind(now)
         return Event.GRANTED
 
@@ -273,8 +274,8 @@ class Client:
     def _bind(self, now: float) -> None:
         lease = self.lease
         assert lease is not None
-        self.state, self.listening_until = State.BOUND, -INFINITE
-        early_s = 0.0 if lease.renewal_s == INFINITE else lease.renewal_s * _RENEWAL_SPREAD * random_fraction()
+        self.state, self.listening_until = State.BOUND, -INFINITE_S
+        early_s = 0.0 if lease.renewal_s == INFINITE_S else lease.renewal_s * _RENEWAL_SPREAD * random_fraction()
         self.deadline = max(now, lease.granted_s + lease.renewal_s - early_s)
 
     def _maintain(self, now: float) -> Event | None:
@@ -297,12 +298,12 @@ class Client:
         return None
 
     def _lose(self, now: float, reason: str) -> Event:
-        self.lease, self.reason, self._give_up_at = None, reason, INFINITE
+        self.lease, self.reason, self._give_up_at = None, reason, INFINITE_S
         self._discover(now)
         return Event.LOST
 
     def _stop(self) -> None:
-        self.state, self.deadline, self.listening_until = State.STOPPED, INFINITE, -INFINITE
+        self.state, self.deadline, self.listening_until = State.STOPPED, INFINITE_S, -INFINITE_S
 
     def _send(self, outgoing: Outgoing, now: float) -> None:
         self._sent = now

@@ -26,8 +26,8 @@ from typing import NamedTuple
 from ipam.dhcp import packet6
 from ipam.dhcp.address6 import NO_ADDRESS
 from ipam.dhcp.client4 import Event, Timing
-from ipam.dhcp.lease import INFINITE
 from ipam.dhcp.lease6 import Grant, grant_of, usable_address
+from ipam.dhcp.options import INFINITE_S
 from ipam.dhcp.packet6 import Association, LeasedAddress, Message, StatusCode
 from ipam.dhcp.randomness import random_fraction, random_integer
 from process.values import dataclass, replace
@@ -90,12 +90,12 @@ class Client:
         self.identity = identity
         self.state = State.STOPPED
         self.lease: Grant | None = None
-        self.deadline = INFINITE
-        self.listening_until = -INFINITE
+        self.deadline = INFINITE_S
+        self.listening_until = -INFINITE_S
         self.reason = ""  # of the last LOST or FAILED
         self._timing = timing
         self._outgoing: list[Message] = []
-        self._give_up_at = INFINITE
+        self._give_up_at = INFINITE_S
         self._xid = 0
         self._begun = 0.0
         self._sent = 0.0
@@ -242,7 +242,7 @@ class Client:
             is_removed = lease and any(each.address == lease.address for each in association.addresses)
             return self._lose(now, "the server took the address away") if is_removed else None
         self.lease = grant_of(message, association, leased, self._sent)
-        self._give_up_at = INFINITE
+        self._give_up_at = INFINITE_S
         self._bind(now)
         return Event.GRANTED
 
@@ -293,17 +293,17 @@ class Client:
     def _bind(self, now: float) -> None:
         lease = self.lease
         assert lease is not None
-        self.state, self.listening_until = State.BOUND, -INFINITE
-        early_s = 0.0 if lease.renewal_s == INFINITE else lease.renewal_s * _RENEWAL_SPREAD * random_fraction()
+        self.state, self.listening_until = State.BOUND, -INFINITE_S
+        early_s = 0.0 if lease.renewal_s == INFINITE_S else lease.renewal_s * _RENEWAL_SPREAD * random_fraction()
         self.deadline = max(now, min(lease.granted_s + lease.renewal_s - early_s, lease.expires_at))
 
     def _lose(self, now: float, reason: str) -> Event:
-        self.lease, self.reason, self._give_up_at = None, reason, INFINITE
+        self.lease, self.reason, self._give_up_at = None, reason, INFINITE_S
         self._begin(State.SOLICITING, now)
         return Event.LOST
 
     def _stop(self) -> None:
-        self.state, self.deadline, self.listening_until = State.STOPPED, INFINITE, -INFINITE
+        self.state, self.deadline, self.listening_until = State.STOPPED, INFINITE_S, -INFINITE_S
 
     def _begin(self, state: State, now: float) -> None:
         self._set_state(state, now)
@@ -311,7 +311,7 @@ class Client:
 
     def _set_state(self, state: State, now: float) -> None:
         """Enters a state with a new transaction (RFC 8415, section 16.1), and stops to listen to the last one."""
-        self.state, self.listening_until = state, -INFINITE
+        self.state, self.listening_until = state, -INFINITE_S
         self._xid = random_integer(_XID_BYTES)
         self._begun, self._tries, self._timeout_s, self._offer = now, 0, 0.0, None
 
@@ -333,7 +333,7 @@ class Client:
         if self.state is State.SOLICITING:
             return _Pace(1.0, self._solicit_max_s), self._give_up_at
         if self.state is State.REQUESTING:
-            return _REQUEST_PACE, min(self._give_up_at, INFINITE if lease is None else lease.expires_at)
+            return _REQUEST_PACE, min(self._give_up_at, INFINITE_S if lease is None else lease.expires_at)
         if self.state is State.CONFIRMING or lease is None:
             return _CONFIRM_PACE, self._begun + _CONFIRM_TOTAL_S
         rebinding_at = lease.granted_s + lease.rebinding_s

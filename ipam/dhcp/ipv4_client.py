@@ -12,8 +12,9 @@ from ipaddress import IPv4Address, IPv6Address
 from cni.address import format_mac, parse_mac
 from ipam.dhcp import frame, packet
 from ipam.dhcp.client4 import Client, Event, Identity, Outgoing, State, Timing
-from ipam.dhcp.lease import INFINITE, Lease
+from ipam.dhcp.lease import Lease
 from ipam.dhcp.lease6 import Lease6
+from ipam.dhcp.options import INFINITE_S
 from process.values import replace
 
 CLIENT_PORT, SERVER_PORT = 68, 67
@@ -72,7 +73,7 @@ class Ipv4Client:
     def resume(self, lease: Lease | Lease6, now: float, *, same_boot: bool) -> None:
         """Continues with a stored lease; the times of another boot mean nothing, so a server must confirm it."""
         assert isinstance(lease, Lease)
-        self._client.resume(lease if same_boot else replace(lease, granted_s=-INFINITE), now, same_boot=same_boot)
+        self._client.resume(lease if same_boot else replace(lease, granted_s=-INFINITE_S), now, same_boot=same_boot)
 
     def expire(self, now: float) -> Event | None:
         """Acts on a passed deadline; does nothing before it."""

@@ -19,8 +19,9 @@ from ipam.dhcp import client6, frame, packet6, router_client
 from ipam.dhcp.address6 import NO_ADDRESS, is_link_local
 from ipam.dhcp.client4 import Event, Timing
 from ipam.dhcp.client6 import State
-from ipam.dhcp.lease import INFINITE, Lease
+from ipam.dhcp.lease import Lease
 from ipam.dhcp.lease6 import Lease6, dhcp_lease, slaac_lease
+from ipam.dhcp.options import INFINITE_S
 from ipam.dhcp.router_advertisement import parse, solicitation_frame
 from ipam.dhcp.router_client import AUTO, DHCP, SLAAC, RouterClient, choose_way
 
@@ -51,7 +52,7 @@ class Ipv6Client:
         self._way = "" if mode == AUTO else mode
         self._router = RouterClient()
         self._dhcp = client6.Client(identity, timing)
-        self._give_up_at = INFINITE
+        self._give_up_at = INFINITE_S
         self._is_acquiring = False
         self._has_searched = False  # the first search for a router has ended
 

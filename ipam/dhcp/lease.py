@@ -14,10 +14,10 @@ from cni.fields import Fields
 from cni.result import DNS, IPConfig, Result, Route
 from cni.result import from_json as result_from_json
 from ipam.dhcp import options
+from ipam.dhcp.options import INFINITE_S
 from ipam.dhcp.packet import Malformed, Message
 from process.values import dataclass
 
-INFINITE = options.INFINITE_S
 _NO_MASK = "DHCP option Subnet Mask not found in DHCPACK"  # text of the reference
 
 
@@ -103,7 +103,7 @@ def to_json(lease: Lease) -> dict[str, object]:
         "serverMAC": lease.server_mac,
         "mtu": lease.mtu,
         "grantedMs": int(lease.granted_s * 1000),
-        **{f"{name}S": int(value) for name, value in durations.items() if value != INFINITE},
+        **{f"{name}S": int(value) for name, value in durations.items() if value != INFINITE_S},
         "result": Result(ips=(ip,), routes=lease.routes, dns=lease.dns).to_json("1.1.0"),
     }
 
@@ -142,6 +142,6 @@ def _lease_from_fields(fields: Fields, result: Result) -> Lease:
 
 
 def read_duration(fields: Fields, key: str) -> float:
-    """Returns a duration in seconds, INFINITE without the key."""
+    """Returns a duration in seconds, INFINITE_S without the key."""
     seconds = fields.integer(key, minimum=0)
-    return INFINITE if seconds is None else float(seconds)
+    return INFINITE_S if seconds is None else float(seconds)

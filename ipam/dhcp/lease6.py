@@ -22,7 +22,8 @@ from cni.errors import CniError
 from cni.fields import Fields
 from cni.result import DNS, Route
 from ipam.dhcp.address6 import is_host_address, slaac_address
-from ipam.dhcp.lease import INFINITE, read_duration
+from ipam.dhcp.lease import read_duration
+from ipam.dhcp.options import INFINITE_S
 from ipam.dhcp.packet6 import SUCCESS, Association, LeasedAddress, Message
 from ipam.dhcp.router_advertisement import Prefix, RouterAdvertisement
 from process.values import dataclass
@@ -289,4 +290,4 @@ def _prefix_from_fields(fields: Fields) -> Prefix:
 
 
 def _duration(key: str, seconds: float) -> dict[str, object]:
-    return {} if seconds == INFINITE else {key: int(seconds)}
+    return {} if seconds == INFINITE_S else {key: int(seconds)}

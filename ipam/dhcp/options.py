@@ -52,7 +52,7 @@ SCOPE_LINK = 253  # RT_SCOPE_LINK (linux/rtnetlink.h)
 # RFC 2132, section 5.1, has 68, but then no renewal would fit into a packet; each host must accept 576 (RFC 791).
 MTU_MIN = 576
 
-INFINITE = 0xFFFFFFFF  # a time of a DHCP packet or a router advertisement
+INFINITE_FIELD = 0xFFFFFFFF  # a time of a DHCP packet or a router advertisement
 _NUMBER_MAX = 255
 _MESSAGE_MAX_CHARACTERS = 255
 _ESCAPES = {
@@ -80,8 +80,8 @@ class LeaseTimes:
 
 
 def to_seconds(field: int) -> float:
-    """Returns a time of a packet, INFINITE_S for the greatest number (RFC 2131, section 3.3; RFC 4861, 4.6.2)."""
-    return INFINITE_S if field == INFINITE else float(field)
+    """Returns a time of a packet; the greatest number is INFINITE_S (RFC 2131, 3.3; RFC 8415, 7.7; RFC 4861, 4.6.2)."""
+    return INFINITE_S if field == INFINITE_FIELD else float(field)
 
 
 def option_number(text: str) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ipaddress import IPv6Address
 
 from ipam.dhcp import domain
-from ipam.dhcp.options import INFINITE, INFINITE_S, to_seconds
+from ipam.dhcp.options import INFINITE_FIELD, INFINITE_S, to_seconds
 from ipam.dhcp.packet import Malformed
 from process.values import dataclass
 
@@ -245,4 +245,4 @@ def _decode_addresses(content: bytes) -> tuple[IPv6Address, ...]:
 
 
 def _from_seconds(seconds: float) -> int:
-    return INFINITE if seconds == INFINITE_S else int(seconds)
+    return INFINITE_FIELD if seconds == INFINITE_S else int(seconds)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from ipam.dhcp.lease import INFINITE
+from ipam.dhcp.options import INFINITE_S
 from ipam.dhcp.randomness import random_fraction
 from ipam.dhcp.router_advertisement import Prefix, RouterAdvertisement
 from process.values import replace
@@ -60,21 +60,21 @@ class RouterClient:
     def __init__(self) -> None:
         self.state = State.STOPPED
         self.advertisement: RouterAdvertisement | None = None
-        self.deadline = INFINITE
-        self.listening_until = -INFINITE
+        self.deadline = INFINITE_S
+        self.listening_until = -INFINITE_S
         self._must_solicit = False
         self._tries = 0
         self._candidate: RouterAdvertisement | None = None
-        self._give_up_at = INFINITE
+        self._give_up_at = INFINITE_S
         self._search_pause_s = _SEARCH_MIN_S
-        self._refresh_at = INFINITE
+        self._refresh_at = INFINITE_S
 
     def take_solicitation(self) -> bool:
         """Returns whether to send a router solicitation now, and forgets it."""
         must_solicit, self._must_solicit = self._must_solicit, False
         return must_solicit
 
-    def start(self, now: float, give_up_at: float = INFINITE) -> None:
+    def start(self, now: float, give_up_at: float = INFINITE_S) -> None:
         """Begins to search routers; ADVERTISED or SILENT follows, at `give_up_at` at the latest."""
         self.advertisement, self._give_up_at = None, give_up_at
         self._begin(State.SEARCHING, now)
@@ -86,7 +86,7 @@ class RouterClient:
 
     def stop(self) -> None:
         """Ends the search and the refreshes; there is no deadline then."""
-        self.state, self.deadline, self.listening_until = State.STOPPED, INFINITE, -INFINITE
+        self.state, self.deadline, self.listening_until = State.STOPPED, INFINITE_S, -INFINITE_S
 
     def expire(self, now: float) -> Event | None:
         """Acts on a passed deadline; does nothing before it."""
@@ -139,10 +139,10 @@ class RouterClient:
             return None
         if self._candidate is not None:
             return self._accept(self._candidate, now)
-        self._give_up_at = INFINITE
+        self._give_up_at = INFINITE_S
         before = self.advertisement
         if before is None:
-            self.state, self.listening_until = State.WAITING, -INFINITE
+            self.state, self.listening_until = State.WAITING, -INFINITE_S
             self.deadline = now + self._search_pause_s * (1 - _SPREAD * random_fraction())
             self._search_pause_s = min(2 * self._search_pause_s, _SEARCH_MAX_S)
             return Event.SILENT
@@ -152,7 +152,7 @@ class RouterClient:
 
     def _accept(self, received: RouterAdvertisement, now: float) -> Event:
         self.advertisement = merged(self.advertisement, received)
-        self._give_up_at, self._search_pause_s = INFINITE, _SEARCH_MIN_S
+        self._give_up_at, self._search_pause_s = INFINITE_S, _SEARCH_MIN_S
         self._bind(now)
         return Event.ADVERTISED
 
@@ -167,14 +167,14 @@ class RouterClient:
         """Waits for the next refresh after one without an answer: half the time until a part expires."""
         assert self.advertisement is not None
         left_s = (_next_end(self.advertisement) - now) / 2
-        if left_s == INFINITE:
+        if left_s == INFINITE_S:
             left_s = self._search_pause_s
             self._search_pause_s = min(2 * self._search_pause_s, _SEARCH_MAX_S)
         self._wait_bound(now + min(max(left_s, _REFRESH_MIN_S), _REFRESH_MAX_S))
 
     def _wait_bound(self, refresh_at: float) -> None:
         assert self.advertisement is not None
-        self.state, self.listening_until, self._refresh_at = State.BOUND, -INFINITE, refresh_at
+        self.state, self.listening_until, self._refresh_at = State.BOUND, -INFINITE_S, refresh_at
         self.deadline = min(refresh_at, _next_end(self.advertisement))
 
 
@@ -226,13 +226,13 @@ def _protected(announced: Prefix, earlier: Prefix) -> Prefix:
 
 def _refresh_period(advertisement: RouterAdvertisement) -> float:
     """Returns the time after which to solicit again."""
-    shortest_s = min(_lifetimes(advertisement), default=INFINITE)
+    shortest_s = min(_lifetimes(advertisement), default=INFINITE_S)
     return min(max(shortest_s * _REFRESH_PART, _REFRESH_MIN_S), _REFRESH_MAX_S)
 
 
 def _next_end(advertisement: RouterAdvertisement) -> float:
     """Returns the time at which the first of an advertisement's lifetimes ends."""
-    return advertisement.received_s + min(_lifetimes(advertisement), default=INFINITE)
+    return advertisement.received_s + min(_lifetimes(advertisement), default=INFINITE_S)
 
 
 def _lifetimes(advertisement: RouterAdvertisement) -> list[float]:

@@ -69,7 +69,8 @@ class Index:
         self._rebuilt: dict[bytes, list[str]] | None = None
         self._known: dict[bytes, bytes] = {}
         self._changed = False
-        self._boot = boot.get_boot_id().encode()
+        boot_id = boot.get_boot_id()
+        self._boot = f"{boot_id}\n".encode() if boot_id else b""
         self._is_of_this_boot = False
         self._last_change_ns = 0  # of the index
         self.complete = self.damaged = False

@@ -17,7 +17,7 @@ from cni.errors import CniError
 from kernel.netfilter import iptables, nft_rule
 from kernel.netfilter.iptables_program import RefusedError
 from kernel.netfilter.iptables_rule import COMMENT_MAX, ChainList, IptablesChange, IptablesRule
-from kernel.netfilter.owned import IPTABLES, OwnedRule, rule_error
+from kernel.netfilter.owned import IPTABLES, OwnedRule, repairable_error
 from process.values import dataclass, field
 
 TABLE = "nat"
@@ -120,7 +120,7 @@ def apply_plan(
 
 def missing_error(description: str, what: str, version: int) -> CniError:
     """Returns (does not raise) CHECK's error for a missing chain or rule."""
-    return rule_error(f"{description}: {what} is missing in table {TABLE} ({iptables.TOOLS[version]})")
+    return repairable_error(f"{description}: {what} is missing in table {TABLE} ({iptables.TOOLS[version]})")
 
 
 def compute_deletions(

@@ -19,8 +19,8 @@ REPAIR_HINT = (
 )
 
 
-def rule_error(msg: str) -> CniError:
-    """Returns (does not raise) CHECK's error for a rule that is missing, or not as ADD has created it."""
+def repairable_error(msg: str) -> CniError:
+    """Returns (does not raise) CHECK's error for a rule or record that `podwire repair` restores."""
     return internal(msg, REPAIR_HINT)
 
 

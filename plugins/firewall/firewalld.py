@@ -18,7 +18,7 @@ from kernel.dbus import NO_OWNER_ERRORS, NO_REPLY, Bus, BusError, MethodCall, Re
 from kernel.netfilter import nft
 from kernel.netfilter.nft import NftSocket
 from kernel.netfilter.nft_owner import owner_id
-from kernel.netfilter.owned import rule_error
+from kernel.netfilter.owned import repairable_error
 from plugins.firewall import nftables_records
 from plugins.firewall.nftables_records import SourceRecord
 from plugins.firewall.spec import OPEN, FirewallSpec
@@ -105,7 +105,7 @@ def check(spec: FirewallSpec) -> None:
             if reply.error:
                 errors.append(_failure(reply, msg))
             elif reply.value is not True:
-                errors.append(rule_error(msg))
+                errors.append(repairable_error(msg))
     if error := combined(errors):
         raise error
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from kernel.netfilter.iptables import TOOLS
 from kernel.netfilter.iptables_rule import ChainList, IptablesRule
-from kernel.netfilter.owned import rule_error
+from kernel.netfilter.owned import repairable_error
 from plugins.firewall.iptables_rules import (
     ENDS,
     ENTRY,
@@ -41,7 +41,7 @@ def _check_policy(spec: FirewallSpec, version: int, listing: ChainList) -> None:
     entries = [normalize(rule) for rule in listing.rules(ENTRY)]
     _demand(ISOLATION_JUMP, version, entries, "FORWARD rule")
     if FORWARD_JUMP in entries and entries.index(FORWARD_JUMP) < entries.index(ISOLATION_JUMP):
-        raise rule_error(f"chain FORWARD jumps to CNI-FORWARD before the isolation rules ({TOOLS[version]})")
+        raise repairable_error(f"chain FORWARD jumps to CNI-FORWARD before the isolation rules ({TOOLS[version]})")
     for chain, end in ENDS.items():
         rules = [normalize(rule) for rule in listing.rules(chain)]
         reached = rules[: rules.index(end)] if end in rules else rules
@@ -50,12 +50,12 @@ def _check_policy(spec: FirewallSpec, version: int, listing: ChainList) -> None:
                 _demand(rule, version, reached, "rule")
     for rule in other_policy_rules(spec.policy, spec.bridge):
         if rule in listing and rule.target == "DROP":
-            raise rule_error(f'rule [{_render(rule)}] of ingressPolicy "isolated" exists, too ({TOOLS[version]})')
+            raise repairable_error(f'rule [{_render(rule)}] of ingressPolicy "isolated" exists, too ({TOOLS[version]})')
 
 
 def _demand(rule: IptablesRule, version: int, existing: ChainList | Sequence[IptablesRule], what: str) -> None:
     if rule not in existing:
-        raise rule_error(f"expected {what} [{_render(rule)}] not found ({TOOLS[version]})")
+        raise repairable_error(f"expected {what} [{_render(rule)}] not found ({TOOLS[version]})")
 
 
 def _render(rule: IptablesRule) -> str:

@@ -114,7 +114,7 @@ def _fields(document: Mapping[str, object], options: Namespace) -> Fields:
 def _question(source: str, destination: str) -> dict[str, object]:
     """Returns the body of the request to the agent; raises UsageError."""
     host, port, protocol = destination_argument.parse(destination, ("tcp", "udp", "sctp"), _HINT)
-    for name in (source, host):
+    for name in (source, host or destination):
         namespace, _, pod = name.partition("/")
         if not is_address(name) and (not namespace or not pod or "/" in pod):
             msg = f'"{name}" is neither a pod (NAMESPACE/NAME) nor an address'
@@ -129,7 +129,7 @@ def _arguments(parser: ArgumentParser) -> None:
     why = add_command(commands, "why", "whether the policies allow a connection, and why", _WHY, _why, _EXAMPLES)
     why.add_argument("source", metavar="SOURCE", help="a pod (NAMESPACE/NAME) or an address")
     why.add_argument(
-        "destination", metavar="DESTINATION[:PORT][/udp]", help="a pod or an address, with a port except for a ping"
+        "destination", metavar="DESTINATION[:PORT[/udp]]", help="a pod or an address, with a port except for a ping"
     )
 
 

@@ -51,7 +51,7 @@ permission). "unseen", and "not seen:" in the text, list what could not be obser
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("pod", metavar="POD", help='the source: a pod, "node" or "outside"')
-    parser.add_argument("destination", metavar="DEST[:PORT][/udp]", help="the destination")
+    parser.add_argument("destination", metavar="DEST[:PORT[/udp]]", help="the destination")
     versions = parser.add_mutually_exclusive_group()
     versions.add_argument("-4", dest="version", action="store_const", const=4, default=0, help="use IPv4")
     versions.add_argument("-6", dest="version", action="store_const", const=6, help="use IPv6")

@@ -22,7 +22,6 @@ from kernel import locks
 from kernel.netfilter import iptables_program
 from podwire.doctor.finding import UNSEEN, UNSEEN_FIX, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import CheckedNode, InterfaceConf, mount_point, read_text
-from podwire.doctor.pods import attachment_key
 from podwire.doctor.shell_command import ShellCommand
 from podwire.flannel import is_flannel
 from podwire.output import plural
@@ -135,7 +134,6 @@ def _reserved(node: CheckedNode) -> Iterator[Finding]:
                         item.network.name,
                         text,
                         "remove the container and create it again, before other pods are created",
-                        objects=(attachment_key(one),),
                     )
 
 

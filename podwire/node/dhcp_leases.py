@@ -14,8 +14,9 @@ from cni.address import format_ip
 from cni.conf import Attachment, NetConf
 from cni.errors import CniError
 from ipam.dhcp import conf as dhcp_conf
-from ipam.dhcp.lease import INFINITE, Lease
+from ipam.dhcp.lease import Lease
 from ipam.dhcp.lease6 import Lease6
+from ipam.dhcp.options import INFINITE_S
 from ipam.dhcp.record import LeaseRecord
 from ipam.dhcp.store import LeaseStore, UnreadableLease
 from kernel.boot import get_boot_id
@@ -124,7 +125,7 @@ def read_leases(
 
 def _lease(store: LeaseStore, record: LeaseRecord, lease: Lease | Lease6, boot_id: str, now: float) -> DhcpLease:
     owner, is_same_boot = record.owner, record.boot_id == boot_id != ""
-    expires_in_s = lease.expires_at - now if is_same_boot and lease.lifetime_s != INFINITE else None
+    expires_in_s = lease.expires_at - now if is_same_boot and lease.lifetime_s != INFINITE_S else None
     if store.must_release(record):
         state = LeaseState.RELEASING
     elif not is_same_boot:

@@ -29,7 +29,7 @@ class Destination(NamedTuple):
 
 
 def parse(text: str) -> Destination:
-    """Parses DEST[:PORT][/udp]; raises UsageError."""
+    """Parses DEST[:PORT[/udp]]; raises UsageError."""
     host, port, protocol = destination_argument.parse(text, _PROTOCOLS, _HINT)
     return Destination(host, port, _PROTOCOLS.get(protocol, 0))
 

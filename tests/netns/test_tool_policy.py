@@ -133,7 +133,13 @@ def test_errors_name_object_and_fix(agent, path, tmp_path):
     assert "kubectl --namespace shop get pod lost-0" in done.stderr
     done = policy(path, "why", "10.0.0.1", "[fd00:1::2]:80")
     assert (done.status, "no addresses of one IP version" in done.stderr) == (3, True), done
-    for words in (("shop/web-0", "db-0:80"), ("web-0", "shop/db-0:80"), ("shop/web-0", "shop/db-0:99999")):
+    for words in (
+        ("shop/web-0", "db-0:80"),
+        ("web-0", "shop/db-0:80"),
+        ("shop/web-0", "shop/db-0:99999"),
+        ("shop/web-0", ":80"),
+        ("shop/web-0", "shop/db-0:80/x"),
+    ):
         done = policy(path, "why", *words)
         assert (done.status, "examples: shop/db-0:5432" in done.stderr) == (2, True), done
     done = policy(str(tmp_path / "none"), "list")

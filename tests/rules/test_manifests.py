@@ -94,7 +94,7 @@ def test_the_daemon_set_with_network_policies():
 
 
 def test_network_policies_with_pools(tmp_path):
-    """deploy/network-policy/ with pools, changed as deploy/README.md says: the options, rights and keys of both."""
+    """Network policies with pools, as the page of deploy/ says, have the options, rights and keys of both."""
     directory = shutil.copytree(DEPLOY, tmp_path / "deploy") / NETWORK_POLICY.name
     for name, old, new in (
         ("kustomization.yaml", "- ../install", "- ../pools-install"),

@@ -52,7 +52,10 @@ def test_node_name_comes_from_the_environment_or_an_option(capsys):
         "--routes=all", "--vxlan-id=16777216", "--vxlan-port=0", "--vxlan-port=65536", "--vxlan-id=-1",
         "--gc-interval=-1", "--gc-interval=nan", "--log-level=loud", "--route=auto", "--dry-run --once",
         *(f"--store=kubernetes --space={name}" for name in ("", "A", "a/b", "-", "x" * 64)),
-        *(f"--store=etcd --etcd=http://[::1] --etcd-{option}=a" for option in ("cert-file", "user")),
+        *(
+            f"--store=etcd --etcd=http://[::1] --etcd-{option}=a"
+            for option in ("cert-file", "key-file", "user", "password-file")
+        ),
     ],
 )  # fmt: skip
 def test_wrong_options_are_refused(arguments, capsys):

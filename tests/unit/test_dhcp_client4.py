@@ -7,7 +7,7 @@ import pytest
 
 from ipam.dhcp import options
 from ipam.dhcp.client4 import Client, Event, Identity, State, Timing
-from ipam.dhcp.lease import INFINITE
+from ipam.dhcp.options import INFINITE_S
 from ipam.dhcp.packet import BOOTREPLY, MESSAGE_TYPE, Message
 
 MAC, CLIENT_ID = bytes.fromhex("020000000001"), b"\0pod"
@@ -121,7 +121,7 @@ def test_discover_is_repeated_with_growing_pauses_until_the_time_is_up(exchange)
     assert exchange.now == 1208
     for pause, expected in zip(pauses[:-1], (1, 2, 4, 8, 16, 32, 62), strict=False):
         assert 0.9 * expected <= pause <= 1.1 * expected
-    assert exchange.client.deadline == INFINITE
+    assert exchange.client.deadline == INFINITE_S
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_lease_is_rebound_and_then_lost(bound):
 def test_infinite_lease_is_never_renewed(requesting):
     """A lease of 0xffffffff seconds has no deadline."""
     assert requesting.receive(options.ACK, o51=b"\xff" * 4) is Event.GRANTED
-    assert requesting.client.deadline == INFINITE
+    assert requesting.client.deadline == INFINITE_S
 
 
 def test_stored_lease_that_is_overdue_is_renewed_at_once(bound):
@@ -240,7 +240,7 @@ def test_stored_lease_that_may_have_expired_is_confirmed(answer, same_boot, boun
     """All servers are asked for a lease of another boot, and an expired one: a renewal may not have been stored."""
     again = Exchange()
     again.now = 2001.0
-    granted_s = bound.client.lease.granted_s if same_boot else -INFINITE
+    granted_s = bound.client.lease.granted_s if same_boot else -INFINITE_S
     again.client.resume(replace(bound.client.lease, granted_s=granted_s), again.now, same_boot=same_boot)
     assert again.sent() == [options.REQUEST]
     assert again.last.options[options.REQUESTED_ADDRESS] == ADDRESS.packed
@@ -271,7 +271,7 @@ def test_release(stage, request):
     assert (outgoing.server, outgoing.source, outgoing.message.ciaddr) == (SERVER, ADDRESS, ADDRESS)
     assert outgoing.message.options[options.CLIENT_ID] == CLIENT_ID
     assert client.release() == []
-    assert client.deadline == INFINITE
+    assert client.deadline == INFINITE_S
 
 
 def test_transaction_ids_are_random():

@@ -8,8 +8,8 @@ import pytest
 from ipam.dhcp import packet6
 from ipam.dhcp.client4 import Event, Timing
 from ipam.dhcp.client6 import Client, Identity, State
-from ipam.dhcp.lease import INFINITE
 from ipam.dhcp.lease6 import Grant
+from ipam.dhcp.options import INFINITE_S
 from ipam.dhcp.packet6 import Association, LeasedAddress, Message, StatusCode
 from process.values import replace
 
@@ -151,7 +151,7 @@ def test_lost_solicits(exchange):
     assert 1 <= pauses[0] <= 1.1
     assert all(1.9 * first <= second <= 2.1 * first for first, second in pairwise(pauses[:6]))
     assert max(pauses) <= 62 * 1.1
-    assert (exchange.now, exchange.client.state, exchange.client.deadline) == (208, State.STOPPED, INFINITE)
+    assert (exchange.now, exchange.client.state, exchange.client.deadline) == (208, State.STOPPED, INFINITE_S)
     assert exchange.client.reason == "no DHCPv6 server answered"
     assert {message.xid for message in exchange.sent} == {exchange.sent[0].xid}
     assert [message.elapsed_s for message in exchange.sent] == times
@@ -273,7 +273,7 @@ def test_short_lease_is_renewed_despite_loss():
     ("renewal_s", "rebinding_s", "preferred_s", "valid_s", "expected"),
     [
         (0.0, 0.0, 100.0, 200.0, (50.0, 80.0)),
-        (0.0, 0.0, INFINITE, INFINITE, (INFINITE, INFINITE)),
+        (0.0, 0.0, INFINITE_S, INFINITE_S, (INFINITE_S, INFINITE_S)),
         (0.0, 0.0, 0.0, 200.0, (100.0, 160.0)),
         (90.0, 0.0, 100.0, 200.0, (50.0, 80.0)),
         (50.0, 300.0, 100.0, 200.0, (50.0, 80.0)),
@@ -284,7 +284,7 @@ def test_renewal_times(requesting, renewal_s, rebinding_s, preferred_s, valid_s,
     """T1 and T2 that the server leaves out, or that are not in order, follow from the preferred lifetime."""
     requesting.answer(ia=leasing((ADDRESS, preferred_s, valid_s), renewal_s=renewal_s, rebinding_s=rebinding_s))
     assert (requesting.client.lease.renewal_s, requesting.client.lease.rebinding_s) == expected
-    assert (requesting.client.deadline == INFINITE) is (valid_s == INFINITE)
+    assert (requesting.client.deadline == INFINITE_S) is (valid_s == INFINITE_S)
 
 
 @pytest.mark.parametrize("kind", [RENEW, REBIND])
@@ -378,7 +378,7 @@ def test_release(stage, request):
     (message,) = exchange.client.release()
     assert (message.kind, message.server_id, message.client_id) == (packet6.RELEASE, SERVER, DUID)
     assert message.associations == (leasing((ADDRESS,)),)
-    assert (exchange.client.state, exchange.client.deadline, exchange.client.lease) == (State.STOPPED, INFINITE, None)
+    assert (exchange.client.state, exchange.client.deadline, exchange.client.lease) == (State.STOPPED, INFINITE_S, None)
     assert (exchange.client.release(), exchange.answer()) == ([], None)
 
 

@@ -10,7 +10,7 @@ from ipam.dhcp import conf, frame, lease6, packet6
 from ipam.dhcp.client4 import Event, Timing
 from ipam.dhcp.client6 import Identity, State
 from ipam.dhcp.ipv6_client import Ipv6Client
-from ipam.dhcp.lease import INFINITE
+from ipam.dhcp.options import INFINITE_S
 from ipam.dhcp.packet import Malformed
 from ipam.dhcp.packet6 import Association, LeasedAddress, Message
 from process.values import replace
@@ -116,7 +116,7 @@ def test_dhcp(server_first):
 def test_router_that_starts_later():
     """Without a router the lease comes when the search for one has ended, without a gateway; a later one changes it."""
     interface = Interface("dhcp")
-    leased = Association(IAID, (LeasedAddress(ADDRESS, INFINITE, INFINITE),), INFINITE, INFINITE)
+    leased = Association(IAID, (LeasedAddress(ADDRESS, INFINITE_S, INFINITE_S),), INFINITE_S, INFINITE_S)
     interface.grant(associations=(leased,))
     interface.wait_for(Event.GRANTED)
     assert 109 <= interface.now <= 110
@@ -135,7 +135,7 @@ def test_dhcp_without_server(mode):
     interface.now += 0.9
     interface.advertise(managed=True)
     interface.wait_for(Event.FAILED)
-    assert (interface.now, interface.client.deadline, interface.client.lease) == (308, INFINITE, None)
+    assert (interface.now, interface.client.deadline, interface.client.lease) == (308, INFINITE_S, None)
     assert interface.client.reason == "no DHCPv6 server answered"
 
 
@@ -159,7 +159,7 @@ def test_slaac_fails(answers, reason):
     else:
         assert interface.advertise(valid_s=0, preferred_s=0) is Event.FAILED
     assert reason in interface.client.reason
-    assert (interface.client.deadline, interface.client.state) == (INFINITE, State.STOPPED)
+    assert (interface.client.deadline, interface.client.state) == (INFINITE_S, State.STOPPED)
 
 
 def test_auto():
@@ -277,7 +277,7 @@ def test_release(slaac, dhcp):
     (content,) = dhcp.client.release()
     message = packet6.decode(frame.parse_udp6(content).payload)
     assert (message.kind, message.server_id) == (packet6.RELEASE, SERVER)
-    assert all(each.client.deadline == INFINITE and each.client.lease is None for each in (slaac, dhcp))
+    assert all(each.client.deadline == INFINITE_S and each.client.lease is None for each in (slaac, dhcp))
 
 
 def test_decline(slaac, dhcp):

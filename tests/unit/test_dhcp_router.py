@@ -8,7 +8,7 @@ from scapy.layers.l2 import Ether
 
 from ipam.dhcp.address6 import NO_ADDRESS
 from ipam.dhcp.frame import Icmp6, parse_icmp6
-from ipam.dhcp.lease import INFINITE
+from ipam.dhcp.options import INFINITE_S
 from ipam.dhcp.packet import Malformed
 from ipam.dhcp.router_advertisement import Prefix, RouterAdvertisement, parse, solicitation_frame
 from ipam.dhcp.router_client import Event, RouterClient, State, choose_way, merged
@@ -129,7 +129,7 @@ def test_router_without_lifetime(search):
         ({"lifetime_s": 3.0}, 3, 3),
         ({"lifetime_s": 30.0}, 9, 10),
         ({"prefixes": (replace(PREFIX, valid_s=600.0, preferred_s=300.0),)}, 90, 100),
-        ({"prefixes": (replace(PREFIX, valid_s=INFINITE, preferred_s=INFINITE),)}, 540, 600),
+        ({"prefixes": (replace(PREFIX, valid_s=INFINITE_S, preferred_s=INFINITE_S),)}, 540, 600),
         ({"prefixes": (replace(PREFIX, preferred_s=0.0),)}, 540, 600),
     ],
 )
@@ -243,7 +243,7 @@ def test_choice_of_the_way():
 def test_stop(bound):
     """A stopped client has no deadline and ignores advertisements."""
     bound.client.stop()
-    assert bound.client.deadline == INFINITE
+    assert bound.client.deadline == INFINITE_S
     assert bound.answer() is None
 
 
@@ -321,7 +321,7 @@ def test_malformed(changes, reason):
         ({"flags": 0x40}, replace(PREFIX, on_link=False)),
         ({"network": "2001:db8:1::77"}, PREFIX),
         ({"bits": 48}, Prefix(IPv6Network("2001:db8:1::/48"), True, False, 7200.0, 3600.0)),
-        ({"valid": 2**32 - 1, "preferred": 2**32 - 1}, Prefix(NETWORK, True, True, INFINITE, INFINITE)),
+        ({"valid": 2**32 - 1, "preferred": 2**32 - 1}, Prefix(NETWORK, True, True, INFINITE_S, INFINITE_S)),
         ({"flags": 0}, None),
         ({"bits": 48, "flags": 0x40}, None),
         ({"preferred": 7201}, None),

@@ -8,9 +8,10 @@ import pytest
 from cni.result import DNS, IPConfig, Route
 from ipam.dhcp import lease6
 from ipam.dhcp.address6 import link_local_address, slaac_address
-from ipam.dhcp.lease import INFINITE, Lease
+from ipam.dhcp.lease import Lease
 from ipam.dhcp.lease6 import Grant, dhcp_lease, slaac_lease
 from ipam.dhcp.leases import result_of
+from ipam.dhcp.options import INFINITE_S
 from ipam.dhcp.record import LeaseOwner, LeaseRecord, Target, from_json, to_json
 from ipam.dhcp.router_advertisement import Prefix, RouterAdvertisement
 from ipam.dhcp.store import LeaseStore, UnreadableLease
@@ -20,7 +21,7 @@ LINK_LOCAL, ROUTER = IPv6Address("fe80::ff:fe00:1"), IPv6Address("fe80::1")
 ADDRESS, NAME_SERVER, SECOND = (IPv6Address(f"2001:db8:1::{part}") for part in ("7", "53", "54"))
 NETWORK, FURTHER = IPv6Network("2001:db8:1::/64"), IPv6Network("2001:db8:2::/64")
 PREFIX = Prefix(NETWORK, True, True, 7200.0, 3600.0)
-ON_LINK = Prefix(FURTHER, True, False, INFINITE, INFINITE)
+ON_LINK = Prefix(FURTHER, True, False, INFINITE_S, INFINITE_S)
 ADVERTISED = RouterAdvertisement(
     ROUTER, 0.0, 1800.0, True, False, 1400, (PREFIX, ON_LINK), (NAME_SERVER, SECOND), ("a.b",)
 )
@@ -56,11 +57,11 @@ def advertised(*prefixes):
     "record",
     [
         RECORD,
-        replace(RECORD, ipv4=replace(LEASE, renewal_s=INFINITE, rebinding_s=INFINITE, lifetime_s=INFINITE)),
+        replace(RECORD, ipv4=replace(LEASE, renewal_s=INFINITE_S, rebinding_s=INFINITE_S, lifetime_s=INFINITE_S)),
         replace(RECORD, ipv4=replace(LEASE, gateway=None, routes=(), dns=DNS(), mtu=0, server_mac="")),
         replace(RECORD, owner=replace(OWNER, container_id="c" * 256)),
         replace(RECORD, ipv6=dhcp_lease(GRANT, ADVERTISED)),
-        replace(RECORD, ipv4=None, ipv6=dhcp_lease(replace(GRANT, renewal_s=INFINITE, preferred_s=INFINITE), None)),
+        replace(RECORD, ipv4=None, ipv6=dhcp_lease(replace(GRANT, renewal_s=INFINITE_S, preferred_s=INFINITE_S), None)),
         replace(RECORD, ipv6=slaac()),
     ],
 )

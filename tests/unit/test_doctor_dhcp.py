@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cni.result import DNS
-from ipam.dhcp.lease import INFINITE, Lease
+from ipam.dhcp.lease import Lease
+from ipam.dhcp.options import INFINITE_S
 from ipam.dhcp.record import LeaseOwner, LeaseRecord, Target
 from ipam.dhcp.store import LeaseStore
 from kernel.boot import get_boot_id
@@ -81,7 +82,7 @@ def test_states_and_ends_of_leases(tmp_path, monkeypatch):
     write_lease(tmp_path, "a", lifetime_s=2520)
     write_lease(tmp_path, "b", granted_ago_s=90, lifetime_s=60)
     write_lease(tmp_path, "c", boot="another")
-    write_lease(tmp_path, "d", lifetime_s=INFINITE)
+    write_lease(tmp_path, "d", lifetime_s=INFINITE_S)
     write_lease(tmp_path, "e", lifetime_s=3 * 86400)
     LeaseStore(str(tmp_path)).note_release("net", "e", "eth0")
     assert list_states(tmp_path) == [

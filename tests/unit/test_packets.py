@@ -162,7 +162,7 @@ def test_destinations():
         ("gateway", ("gateway", 0, 0)),
     ):
         assert destination.parse(text) == parsed
-    for text in ("", ":", "10.0.0.1:70000", "10.0.0.1:0", "10.0.0.1:80/sctp", "/udp", "[web]:80"):
+    for text in ("", ":", "10.0.0.1:70000", "10.0.0.1:0", "10.0.0.1:80/sctp", "/udp", "web/udp", "[web]:80", "a b"):
         with pytest.raises(UsageError):
             destination.parse(text)
 

@@ -23,10 +23,10 @@ from ipam.dhcp.daemon.interface import GoneError, LeasedInterface
 from ipam.dhcp.daemon.session import IPV4, IPV6, Session
 from ipam.dhcp.ipv4_client import Ipv4Client
 from ipam.dhcp.ipv6_client import Ipv6Client
-from ipam.dhcp.lease import INFINITE, Lease
+from ipam.dhcp.lease import Lease
 from ipam.dhcp.lease6 import Lease6
 from ipam.dhcp.leases import AnyLease, result_of, without_time
-from ipam.dhcp.options import INTERFACE_MTU
+from ipam.dhcp.options import INFINITE_S, INTERFACE_MTU
 from ipam.dhcp.record import LeaseOwner, LeaseRecord
 from ipam.dhcp.router_advertisement import MTU_MIN
 from ipam.dhcp.store import LeaseStore
@@ -367,7 +367,7 @@ class Binding:
             respond(answer)
 
     def _log_grant(self, lease: AnyLease, verb: str) -> None:
-        expiry = "never" if lease.lifetime_s == INFINITE else f"in {lease.expires_at - now():.0f} s"
+        expiry = "never" if lease.lifetime_s == INFINITE_S else f"in {lease.expires_at - now():.0f} s"
         source = f" from {lease.server}" if isinstance(lease, Lease) else ""
         self.log(f"lease {verb}: {format_ip(lease.address)}{source}, expires {expiry}")
 

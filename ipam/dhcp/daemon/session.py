@@ -20,8 +20,9 @@ from ipam.dhcp.daemon.conflict import ConflictDetection
 from ipam.dhcp.daemon.interface import GoneError, LeasedInterface, PacketSockets
 from ipam.dhcp.ipv4_client import Ipv4Client
 from ipam.dhcp.ipv6_client import Ipv6Client
-from ipam.dhcp.lease import INFINITE, Lease
+from ipam.dhcp.lease import Lease
 from ipam.dhcp.leases import AnyLease
+from ipam.dhcp.options import INFINITE_S
 from ipam.dhcp.packet import Malformed
 from kernel import packet_socket
 from kernel.packet_socket import PacketFilter
@@ -141,7 +142,7 @@ class Session:
                 packets.close()
             elif address is not None:
                 end = ""
-                if lease is not None and lease.lifetime_s != INFINITE:
+                if lease is not None and lease.lifetime_s != INFINITE_S:
                     end = f" for {max(0.0, lease.expires_at - now()):.0f} s"
                 text = f"cannot release {format_ip(address)}, since no interface is up: the server keeps it{end}"
                 self._listener.log(text)
@@ -223,7 +224,7 @@ class Session:
             if self._timer.when == due:  # a flood of ignored frames must not fill the loop with timers
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(due, self._expire) if due < INFINITE else None
+        self._timer = self._loop.call_at(due, self._expire) if due < INFINITE_S else None
 
     def _report(self, event: Event) -> None:
         lease, before = self._client.lease, self._accepted
