@@ -101,3 +101,11 @@ def _return(home: int) -> None:
         system.current.enter_netns(home)
     except OSError:
         system.current.enter_netns(home)  # after a temporary lack of memory
+
+
+def list_named() -> list[str]:
+    """Returns the sorted names of the network namespaces that have one, [] if there are none."""
+    try:
+        return sorted(os.listdir(NAMED))
+    except OSError:
+        return []

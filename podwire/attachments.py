@@ -68,9 +68,14 @@ class CachedAttachment:
             return Result()
 
     @property
+    def host_interfaces(self) -> list[str]:
+        """The names of the host's interfaces in its result: bridges and host veths."""
+        return [interface.name for interface in self.typed_result.interfaces if not interface.sandbox]
+
+    @property
     def is_loopback(self) -> bool:
         """Whether its network only sets up lo: containerd and CRI-O attach each pod to such a network."""
-        return self.network is not None and all(plugin["type"] == "loopback" for plugin in self.network.plugins)
+        return self.network is not None and self.network.is_loopback
 
     @property
     def is_of_multus(self) -> bool:

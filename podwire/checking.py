@@ -17,7 +17,7 @@ from cni import args as cni_args
 from cni import conf as cni_conf
 from cni import gojson, skel, versions
 from cni.args import CmdArgs
-from cni.conf import Attachment, NetConf
+from cni.conf import NetConf
 from cni.errors import CniError, internal
 from cni.fields import Fields
 from cni.skel import Plugin
@@ -107,14 +107,12 @@ class Checker:
             return CheckOutcome(skipped="they were deleted meanwhile")
         return CheckOutcome(tuple(failures), tuple(remarks), tuple(foreign))
 
-    def build_call(
-        self, command: str, attachment: Attachment | None, stdin: object, *, known: CachedAttachment | None = None
-    ) -> tuple[CmdArgs, NetConf]:
+    def build_call(self, command: str, stdin: object, one: CachedAttachment | None = None) -> tuple[CmdArgs, NetConf]:
         """Returns the arguments and configuration to call one of podwire's plugins in this process; raises CniError."""
         env = {"CNI_COMMAND": command, "CNI_PATH": ":".join(self._path)}
-        if attachment and known:
-            env |= {"CNI_CONTAINERID": attachment.container_id, "CNI_IFNAME": attachment.ifname}
-            env |= {"CNI_NETNS": known.netns, "CNI_ARGS": known.cni_args}
+        if one:
+            env |= {"CNI_CONTAINERID": one.attachment.container_id, "CNI_IFNAME": one.attachment.ifname}
+            env |= {"CNI_NETNS": one.netns, "CNI_ARGS": one.cni_args}
         data = gojson.dumps(stdin).encode()
         args = replace(cni_args.from_env({**self._env, **env}), stdin=data, delegates=self.plugins, in_process=True)
         return args, cni_conf.parse(data)
@@ -129,7 +127,7 @@ class Checker:
         """Runs CHECK of a plugin in this process; passes on its exceptions."""
         assert one.network is not None
         stdin = one.network.build_config(plugin, capability_args=one.capability_args, prev_result=one.result)
-        args, conf = self.build_call("CHECK", one.attachment, stdin, known=one)
+        args, conf = self.build_call("CHECK", stdin, one)
         ipam = self._other_ipam(plugin)
         delegates = {**self._delegates, ipam: replace(HOST_LOCAL, name=ipam, cmd_check=_check_nothing)}
         skel.run_verb(delegates[str(plugin["type"])], replace(args, delegates=delegates), conf)

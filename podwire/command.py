@@ -180,6 +180,14 @@ def add_json(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
+def add_options(parser: ArgumentParser) -> None:
+    """Adds the options that most commands have: --conf-dir, --bin-dir, --cache-dir, --json."""
+    add_conf_dir(parser)
+    add_bin_dir(parser)
+    add_cache_dir(parser)
+    add_json(parser)
+
+
 def require_root(context: Context, command: str) -> None:
     """Raises CniError(4) if the user is not root; its hint is the whole command line with sudo."""
     if os.geteuid() != 0:

@@ -49,6 +49,21 @@ class Network:
         return list(dict.fromkeys(names))
 
     @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The types of its plugins and of their IPAM plugins, each once."""
+        kinds = []
+        for plugin in self.plugins:
+            kinds.append(str(plugin["type"]))
+            with suppress(CniError):
+                kinds.append(Fields(plugin).section("ipam").string("type"))
+        return tuple(dict.fromkeys(filter(None, kinds)))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it only sets up lo."""
+        return self.kinds == ("loopback",)
+
+    @cached_property
     def segment(self) -> tuple[object, ...]:
         """The kind of its interfaces, and the host's bridge or master and the VLAN that connect them."""
         return tuple(self.plugins[0].get(key) for key in ("type", "bridge", "master", "vlan", "vlanId"))
@@ -180,7 +195,8 @@ def build(items: object, path: str) -> Network:
         raise fields.error("type", "is missing", "a list of plugins belongs into a file named *.conflist")
     if is_list and not fields.has("plugins") and fields.has("type"):
         raise fields.error("plugins", "is missing", "the configuration of one plugin belongs into a file named *.conf")
-    plugins = _plugins(fields, name, path) if is_list or fields.has("plugins") else (items,)
+    single = items if "type" in items else {**items, "type": fields.string("type")}  # libcni ignores the case of keys
+    plugins = _plugins(fields, name, path) if is_list or fields.has("plugins") else (single,)
     flags = _flag(fields, "disableCheck"), _flag(fields, "disableGC")
     return Network(name, _version(fields), plugins, *flags, path, fields.string("cniVersion"))
 

@@ -30,5 +30,5 @@ def find(new: Network, conf_dir: str, env: Mapping[str, str]) -> Iterator[str]:
 
 def _compare(ours: list[Subnet], subnet: Subnet, owner: str) -> Iterator[str]:
     for one in ours:
-        if one.version == subnet.version and one.overlaps(subnet):
+        if one.overlaps(subnet):
             yield f"{one} overlaps with {subnet} of {owner}: two containers can get one address; use another subnet"

@@ -8,7 +8,7 @@ from functools import partial
 from cni import skel
 from cni.conf import Attachment
 from podwire.attachments import CachedAttachment
-from podwire.command import Context, add_bin_dir, add_cache_dir, add_conf_dir, add_json, bin_dirs, layers
+from podwire.command import Context, add_options, bin_dirs, layers
 from podwire.networks import Network
 from podwire.verbs import explain, printing, target
 from podwire.verbs.invoke import PodArgs, execute
@@ -27,14 +27,6 @@ KNOWN = """
 The command works on the attachment in the cache (/var/lib/cni/results) that is in this namespace, whichever
 runtime created it, with the configuration of its ADD. If there is none, the container ID is derived from the path as
 cnitool does."""
-
-
-def add_options(parser: ArgumentParser) -> None:
-    """Adds the options that all verbs have."""
-    add_conf_dir(parser)
-    add_bin_dir(parser)
-    add_cache_dir(parser)
-    add_json(parser)
 
 
 def add_dry_run(parser: ArgumentParser) -> None:

@@ -6,12 +6,11 @@ network namespaces in a few milliseconds.
 
 from __future__ import annotations
 
-import os
 from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Sequence
 
 from cni.errors import CniError
-from kernel.netns import NAMED
+from kernel.netns import list_named
 from podwire import attachments, networks
 from podwire.command import CONF_DIR, CONF_DIR_VARIABLE, Command, Context, ExitStatus
 from podwire.command_tree import command_tree, completions
@@ -56,7 +55,7 @@ def _complete(context: Context, options: Namespace) -> ExitStatus:
     sources = {
         "NETWORK": lambda: _networks(directory),
         "POD": lambda: _pods(read_layers(directory, [_option(words, "--cache-dir") or CACHE_DIR])),
-        "NETNS": _namespaces,
+        "NETNS": list_named,
         "PLUGIN": lambda: sorted(context.plugins),
         "COMMAND": lambda: [command.words.rpartition(" ")[2] for command in command_tree(context.parser).below],
     }
@@ -84,13 +83,6 @@ def _pods(layers: Sequence[Layer]) -> list[str]:
     """Returns the names of the pods in the caches, of those without a name their containers' IDs."""
     cached = (one for one in attachments.list_cached(layers) if not one.is_loopback)
     return sorted({one.pod or one.attachment.container_id for one in cached})
-
-
-def _namespaces() -> list[str]:
-    try:
-        return sorted(os.listdir(NAMED))
-    except OSError:
-        return []
 
 
 def _arguments(parser: ArgumentParser) -> None:

@@ -15,10 +15,7 @@ from podwire.command import (
     Context,
     ExitStatus,
     UsageError,
-    add_bin_dir,
-    add_cache_dir,
-    add_conf_dir,
-    add_json,
+    add_options,
     bin_dirs,
     exit_status,
     places,
@@ -69,19 +66,14 @@ def _arguments(parser: ArgumentParser) -> None:
         "--fix", action="store_true", help="show the commands of the findings and run them, each after a question"
     )
     parser.add_argument("--yes", action="store_true", help="with --fix: run all commands without a question")
-    add_conf_dir(parser)
-    add_bin_dir(parser)
-    add_cache_dir(parser)
-    add_json(parser)
+    add_options(parser)
 
 
 def _run(context: Context, options: Namespace) -> ExitStatus:
     findings = _fix(context, options) if options.fix else _check(context, options)
     complete = all(finding.name != UNSEEN.name for _, finding in findings)
-    if context.out.as_json:
-        context.out.print_json({"complete": complete, "checks": [_json(check, finding) for check, finding in findings]})
-    else:
-        _print(findings, context.out, everything=options.all)
+    context.out.print_json({"complete": complete, "checks": [_json(check, finding) for check, finding in findings]})
+    _print(findings, context.out, everything=options.all)
     return exit_status(wrong=any(finding.severity in _BAD for _, finding in findings), complete=complete)
 
 

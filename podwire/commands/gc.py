@@ -8,8 +8,8 @@ from cni.conf import Attachment
 from cni.errors import CniError, Code
 from podwire import attachments
 from podwire.attachments import CachedAttachment
-from podwire.command import Command, Context, ExitStatus, places, require_root
-from podwire.commands.attachment_options import add_dry_run, add_explain, add_options, build_runtime
+from podwire.command import Command, Context, ExitStatus, add_options, places, require_root
+from podwire.commands.attachment_options import add_dry_run, add_explain, build_runtime
 from podwire.flannel import is_flannel
 from podwire.layers import Layer
 from podwire.networks import Network

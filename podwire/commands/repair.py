@@ -16,10 +16,7 @@ from podwire.command import (
     Command,
     Context,
     ExitStatus,
-    add_bin_dir,
-    add_cache_dir,
-    add_conf_dir,
-    add_json,
+    add_options,
     bin_dirs,
     conf_dir,
     layers,
@@ -83,9 +80,7 @@ restored rules with it), "untried" (another program held the packet filter's loc
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("network", metavar="NETWORK", nargs="?", default="", help="repair only this network (all)")
-    add_conf_dir(parser)
-    add_bin_dir(parser)
-    add_cache_dir(parser)
+    add_options(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="print what is missing and change nothing; exit status 1 if something is"
     )
@@ -97,7 +92,6 @@ def _arguments(parser: ArgumentParser) -> None:
         default=_SETTLING_S,
         help=f"how long to watch repaired attachments ({_SETTLING_S:g})",
     )
-    add_json(parser)
 
 
 def _seconds(text: str) -> float:

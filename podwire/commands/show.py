@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from cni.errors import CniError, Code
 from ipam.host_local.conf import DATA_DIR
-from podwire.checking import Checker
 from podwire.command import (
     Command,
     Context,
@@ -28,11 +27,10 @@ from podwire.command import (
 from podwire.doctor.checks import run_checks
 from podwire.doctor.finding import Severity
 from podwire.doctor.node import CheckedNode
-from podwire.node.inspection import inspect_node
+from podwire.node.inspection import inspect_snapshot
 from podwire.node.model import DOCUMENT, NodeInventory
 from podwire.output import Output
 from podwire.views import map_svg, page, selection, text
-from podwire.views.page import PageFinding
 from podwire.views.shot import Shot
 from process.version import __version__
 
@@ -116,15 +114,18 @@ def _sort_help() -> str:
 
 
 def _run(context: Context, options: Namespace) -> ExitStatus:
-    checker = Checker(context.plugins, context.env, bin_dirs(context, options))
-    node = inspect_node(places(context, options), checker, options.network, context.progress.show)
+    doctor = CheckedNode(
+        context.plugins, context.env, places(context, options), bin_dirs(context, options), options.network
+    )
+    node, _ = inspect_snapshot(doctor.directories, doctor.checker, options.network, context.progress.show)
     node = selection.select(node, options.pod, wrong=options.wrong)
     node = selection.sort(node, options.sort)
     shot = Shot(os.uname().nodename, time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime()), __version__)
     if options.svg:
         _write(options.svg, map_svg.render(node, shot), context.out)
     if options.html:
-        findings = _findings(context, options)
+        context.progress.show("podwire doctor")
+        findings = [one for one in run_checks(doctor) if one[1].severity is not Severity.OK]
         context.progress.clear()
         _write(options.html, page.render(node, shot, findings), context.out)
     context.progress.clear()
@@ -132,19 +133,6 @@ def _run(context: Context, options: Namespace) -> ExitStatus:
         _print(node, context.out, options, shot)
     wrong = node.leaks or any(map(selection.is_wrong, node.pods))
     return exit_status(wrong=bool(wrong), complete=not node.unseen)
-
-
-def _findings(context: Context, options: Namespace) -> tuple[PageFinding, ...]:
-    """Returns doctor's findings, for the page."""
-    context.progress.show("podwire doctor")
-    doctor = CheckedNode(
-        context.plugins, context.env, places(context, options), bin_dirs(context, options), options.network
-    )
-    return tuple(
-        PageFinding(finding.severity.value, check.group, finding.name, finding.subject, finding.text, finding.fix)
-        for check, finding in run_checks(doctor)
-        if finding.severity is not Severity.OK
-    )
 
 
 def _print(node: NodeInventory, out: Output, options: Namespace, shot: Shot) -> None:

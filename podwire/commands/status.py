@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from podwire import networks
-from podwire.command import Command, Context, ExitStatus, conf_dir, require_root
-from podwire.commands.attachment_options import add_explain, add_options, build_runtime
+from podwire.command import Command, Context, ExitStatus, add_options, conf_dir, require_root
+from podwire.commands.attachment_options import add_explain, build_runtime
 from podwire.commands.version import supported_versions
 from podwire.networks import Network
 from podwire.output import Cell

@@ -17,7 +17,7 @@ from cni.errors import Code
 from podwire.command import Command, Context, ExitStatus, UsageError, add_json, places
 from podwire.commands.show import add_places
 from podwire.node.inspection import read_snapshot
-from podwire.node.model import AttachmentState, Pod, format_rate, short_id
+from podwire.node.model import Pod, format_rate, short_id
 from podwire.node.snapshot import Snapshot
 from podwire.output import Cell, Output, Text, plural
 from podwire.views import selection, terminal
@@ -70,12 +70,7 @@ class _Pods:
 
     def _read(self) -> tuple[Snapshot, tuple[Pod, ...]]:
         snapshot = read_snapshot(self._directories, self._network, rules=False)
-        running = (
-            pod
-            for pod in snapshot.pods
-            if not pod.leaked and pod.state not in (AttachmentState.GONE, AttachmentState.NO_CACHE)
-        )
-        selected = (pod for pod in running if self._network in ("", pod.network) and pod.addresses)
+        selected = (pod for pod in snapshot.running if self._network in ("", pod.network) and pod.addresses)
         pods = (
             pod for pod in selected if pod.kind != "" and (not self._pattern or selection.matches(pod, self._pattern))
         )

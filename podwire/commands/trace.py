@@ -72,10 +72,8 @@ def _run(context: Context, options: Namespace) -> ExitStatus:
         source = outer if options.pod == EXTERNAL and outer else destination.source_place(topology, options.pod)
         flow = destination.build_flow(topology, source, desired, outer, options.version)
         trace = run.run(topology, flow)
-    if context.out.as_json:
-        context.out.print_json(trace.to_json())
-    else:
-        _print(trace, context.out)
+    context.out.print_json(trace.to_json())
+    _print(trace, context.out)
     return exit_status(wrong=not trace.outcome.is_ok, complete=True)
 
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from cni import delegate, versions
 from cni.errors import CniError, invalid_conf
 from podwire import networks
-from podwire.command import Command, Context, ExitStatus, bin_dirs, conf_dir
-from podwire.commands.attachment_options import add_options
+from podwire.command import Command, Context, ExitStatus, add_options, bin_dirs, conf_dir
 from podwire.output import Cell, Text, span
 from podwire.verbs import origin
 from podwire.verbs.invoke import PluginCall, PodArgs, environment, execute
@@ -41,13 +40,8 @@ def _row(report: Mapping[str, object]) -> tuple[Text, ...]:
 
 def _plugins_in_use(directory: str) -> list[str]:
     """Returns the plugins that the networks of a directory name, IPAM plugins among them."""
-    kinds: set[str] = set()
-    for file in networks.read_directory(directory):
-        for plugin in file.network.plugins if file.network else ():
-            for part in (plugin, plugin.get("ipam")):
-                kind = part.get("type") if isinstance(part, Mapping) else None
-                kinds |= {kind} if isinstance(kind, str) and kind else set()
-    return sorted(kinds)
+    listed = [file.network for file in networks.read_directory(directory) if file.network]
+    return sorted({kind for network in listed for kind in network.kinds})
 
 
 def _inspect_plugin(context: Context, name: str, path: tuple[str, ...]) -> dict[str, object]:

@@ -21,7 +21,7 @@ from ipam.host_local.store import ReservationStore
 from kernel import locks
 from kernel.netfilter import iptables_program
 from podwire.doctor.finding import UNSEEN, UNSEEN_FIX, Check, Fault, Finding, Severity, ok_finding
-from podwire.doctor.node import CheckedNode, InterfaceConf, mount_point, read_text
+from podwire.doctor.node import CheckedNode, InterfaceConf, find_disk_problem, read_text
 from podwire.doctor.shell_command import ShellCommand
 from podwire.flannel import is_flannel
 from podwire.output import plural
@@ -174,19 +174,9 @@ def _unusable(item: InterfaceConf, store: ReservationStore) -> Finding | None:
         return _UNUSABLE.finding(
             name, f"{directory} is not a directory", ShellCommand(f"mv {quote(directory)} {quote(directory)}.old")
         )
-    about = os.statvfs(directory)
-    if about.f_flag & os.ST_RDONLY:
-        return _UNUSABLE.finding(
-            name,
-            f"{directory} is on a read-only file system",
-            ShellCommand(f"mount -o remount,rw {quote(mount_point(directory))}"),
-        )
-    if about.f_files and not about.f_favail:
-        return _UNUSABLE.finding(
-            name, f"the file system of {directory} has no free inodes", f"delete some files: df -i {directory}"
-        )
-    if about.f_blocks and not about.f_bavail:
-        return _UNUSABLE.finding(name, f"the file system of {directory} is full", f"free some space: df {directory}")
+    if problem := find_disk_problem(directory):
+        text, fix = problem
+        return _UNUSABLE.finding(name, f"{directory}: {text}", fix)
     owner = os.stat(directory)
     if owner.st_uid != 0 and owner.st_mode & 0o200 and os.geteuid() == 0:
         text = f"{directory} belongs to user {owner.st_uid}, who can change the reservations"

@@ -148,8 +148,7 @@ def _finding(node: CheckedNode, one: CachedAttachment, failure: Failure) -> Find
             error.details
             or "give one of them another host port, or `podwire gc NETWORK` if the other is no longer running",
         )
-    behind = [interface.name for interface in one.typed_result.interfaces if not interface.sandbox]
-    behind.append(attachment_key(one))
+    behind = [*one.host_interfaces, attachment_key(one)]
     if isinstance(error, WrongRouteError):
         return ELSEWHERE.finding(subject, text, error.details, behind=behind)
     if failure.only_rules or failure.plugin == "portmap":  # also route_localnet: repair creates its guard first

@@ -19,7 +19,7 @@ from kernel.link import IFF_LOOPBACK
 from podwire import flannel
 from podwire.attachments import CachedAttachment
 from podwire.doctor.finding import UNSEEN, UNSEEN_FIX, Check, Fault, Finding, Severity, ok_finding
-from podwire.doctor.node import CheckedNode, InterfaceConf, overlapping, types_of
+from podwire.doctor.node import CheckedNode, InterfaceConf
 from podwire.doctor.shell_command import ShellCommand
 from podwire.networks import with_delegates
 from podwire.output import plural
@@ -136,8 +136,9 @@ def _suggest_network(node: CheckedNode) -> str:
             return f"put the file of {', '.join(names)} back, with the ranges of the pods that run"
     local = [one.address.network for assigned in node.addresses.values() for one in assigned]
     used = [*local, *(one.destination for one in node.fib.routes if one.kind == UNICAST and one.destination.prefixlen)]
-    free = (text for number in _SECOND_BYTES if not overlapping(ip_network(text := f"10.{number}.0.0/16"), used))
-    return f"podwire install --conf --subnet {next(free, 'CIDR')}{option}"
+    free = (ip_network(f"10.{number}.0.0/16") for number in _SECOND_BYTES)
+    unused = (one for one in free if not any(map(one.overlaps, used)))
+    return f"podwire install --conf --subnet {next(unused, 'CIDR')}{option}"
 
 
 def _names(node: CheckedNode) -> Iterator[Finding]:
@@ -193,7 +194,7 @@ def _subnets(node: CheckedNode) -> Iterator[Finding]:
         if one.network.name == other.network.name or node.are_separate(one.network, other.network):
             continue
         for subnet in one.subnets:
-            overlap = overlapping(subnet, other.subnets)
+            overlap = next(filter(subnet.overlaps, other.subnets), None)
             if overlap:
                 text = f"{subnet} of {one.network.path} and {overlap} of {other.network.path} overlap"
                 fix = f'change "subnet" in {other.network.path}'
@@ -221,13 +222,13 @@ def _overlap_on_host(node: CheckedNode, item: InterfaceConf, subnet: Subnet) -> 
             continue
         for one in assigned:
             network = one.address.network
-            if 0 < network.prefixlen < network.max_prefixlen and overlapping(subnet, [network]):
+            if 0 < network.prefixlen < network.max_prefixlen and subnet.overlaps(network):
                 return f'{one.address} of interface "{link.name}"'
     for route in node.fib.routes:
         link, network = node.link_of(route.ifindex), route.destination
         if route.kind != UNICAST or link is None or link.kind == "veth" or _is_ours(link.name, item):
             continue
-        if subnet.prefixlen <= network.prefixlen < network.max_prefixlen and overlapping(subnet, [network]):
+        if subnet.prefixlen <= network.prefixlen < network.max_prefixlen and subnet.overlaps(network):
             return f'the route to {network} by interface "{link.name}"'
     return ""
 
@@ -237,7 +238,7 @@ def _is_ours(name: str, item: InterfaceConf) -> bool:
 
 
 def _leftovers(node: CheckedNode) -> Iterator[Finding]:
-    used = {kind for network in node.networks for kind in types_of(network)}
+    used = {kind for network in node.networks for kind in network.kinds}
     for name, paths in _STATE.items():
         if any(name in kind or kind in name for kind in used):
             continue

@@ -26,13 +26,12 @@ from podwire.doctor.node import CheckedNode
 from podwire.doctor.pods import VethPod, is_of_same_container, list_pods, remote_addresses
 from podwire.facts.network import NetworkFacts
 from podwire.output import plural
-from podwire.predictions.evaluation import INPUT, OUTPUT, PREROUTING, Fate, PacketEvent, traverse
+from podwire.predictions.evaluation import ENDS, INPUT, OUTPUT, PREROUTING, Fate, PacketEvent, traverse
 from podwire.predictions.obstacles import ARP_OFF, UNCERTAIN, list_namespace_obstacles, list_obstacles
 from process.values import replace
 
 _GROUP = "pods"
 _ANY_PORT = 80
-_ENDS = ("drop", "reject", "queue", "expire")
 
 
 def _check(node: CheckedNode) -> Iterator[Finding]:
@@ -137,7 +136,7 @@ class _Inspection:
                     place = event.chain.place, event.rule.handle if event.rule else -1
                     if event.fate < Fate.PARTLY or place in reported:
                         continue
-                    if event.action.kind in _ENDS:
+                    if event.action.kind in ENDS:
                         text = self._describe(event, "drops some" if event.fate is Fate.PARTLY else "drops")
                     elif event.action.kind == "redirect" and not self._listens(packet.protocol, event.action.port):
                         where = f"redirects to port {event.action.port}, where no program listens,"

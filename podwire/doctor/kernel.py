@@ -12,7 +12,6 @@ from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.gateways import gateway_commands, ipv6_of
 from podwire.doctor.node import CheckedNode, InterfaceConf
 from podwire.doctor.shell_command import ShellCommand
-from podwire.node.programs import list_legacy_rules
 
 _GROUP = "kernel"
 _FORWARDING = {4: "ipv4/ip_forward", 6: "ipv6/conf/all/forwarding"}
@@ -117,11 +116,8 @@ def _advertisements(node: CheckedNode) -> Iterator[Finding]:
 
 
 def _bridged(node: CheckedNode) -> Iterator[Finding]:
-    served = any(
-        (chain.table.name, chain.name) in (("nat", "KUBE-SERVICES"), ("kube-proxy", "services"))
-        for chain in node.chains
-    )
-    served = served or _has_legacy_service()
+    services = ("nat", "KUBE-SERVICES"), ("kube-proxy", "services")
+    served = any((chain.table, chain.name) in services for chain in node.ruleset.chains)
     value = _setting(_BRIDGED)
     affected = (item for item in node.interfaces if not item.filters_bridged or node.list_attached(item))
     bridges = [item.bridge for item in affected if item.bridge]
@@ -130,11 +126,6 @@ def _bridged(node: CheckedNode) -> Iterator[Finding]:
         if value is None:
             fix = modules.get_obstacle("br_netfilter") or ShellCommand(f"modprobe br_netfilter && {fix}")
         yield _UNSEEN.finding(f"net/{_BRIDGED}", f"kube-proxy needs it for pods on {', '.join(bridges)}", fix)
-
-
-def _has_legacy_service() -> bool:
-    """Returns whether kube-proxy has created its chain with iptables-legacy."""
-    return "-N KUBE-SERVICES" in list_legacy_rules(4, "nat")
 
 
 def _connections(node: CheckedNode) -> Iterator[Finding]:

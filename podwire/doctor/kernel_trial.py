@@ -49,7 +49,7 @@ def _try(node: CheckedNode) -> Iterator[Finding]:
             with suppress(CniError):  # an invalid configuration, which STATUS reports
                 conf = {**network.build_config(plugin), "cniVersion": versions.CURRENT}
                 if kind in _TRIALS and kind in node.plugins:
-                    trial = _TRIALS[kind](*node.checker.build_call("STATUS", None, conf), ip_versions)
+                    trial = _TRIALS[kind](*node.checker.build_call("STATUS", conf), ip_versions)
             if trial and (error := _run(trial)):
                 subject = f"{network.name}: {kind}"
                 yield _LACKS.finding(subject, error.msg, error.details, behind=(status_object(subject),))

@@ -209,12 +209,7 @@ def _mtu(node: CheckedNode) -> Iterator[Finding]:
         return
     uplink = min(node.used_uplinks, key=lambda link: link.mtu)
     for item in node.interfaces:
-        names = {
-            interface.name
-            for one in node.list_attached(item)
-            for interface in one.typed_result.interfaces
-            if not interface.sandbox
-        }
+        names = {name for one in node.list_attached(item) for name in one.host_interfaces}
         veths = [link for name in names if (link := node.link(name)) and link.kind == "veth"]
         large = [link for link in veths if link.mtu > uplink.mtu]
         if large and item.routed:

@@ -8,7 +8,7 @@ from podwire.doctor.finding import Check, Fault, Finding, Severity
 from podwire.doctor.node import CheckedNode
 from podwire.lint import directory
 from podwire.lint.source import LintSeverity
-from podwire.networks import Network, with_delegates
+from podwire.networks import with_delegates
 
 _GROUP = "configuration"
 
@@ -25,17 +25,12 @@ def _check(node: CheckedNode) -> Iterator[Finding]:
     usable = {file.path for file in node.files} - broken
     names = {network.path for network in node.networks}
     for page in directory.lint_directory(node.conf_dir, node.plugins, ()).files:
-        if page.path not in usable or page.path not in names or _is_loopback(page.network):
+        if page.path not in usable or page.path not in names or (page.network and page.network.is_loopback):
             continue
         for one in page.findings:
             if one.severity in (LintSeverity.ERROR, LintSeverity.WARNING):
                 where = f"{page.path}:{one.line}:{one.column}"
                 yield _LINT.finding(where, one.text, one.hint, behind=(f"lint {page.path}",))
-
-
-def _is_loopback(network: Network | None) -> bool:
-    """Returns whether a network only sets up lo: it is no pod network, and lint says so where it is the first file."""
-    return network is not None and all(plugin["type"] == "loopback" for plugin in network.plugins)
 
 
 CHECKS = (Check(_GROUP, "lint", "podwire lint finds no fault", _check, (_LINT,)),)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from ipaddress import IPv4Network
 from shlex import quote
 
 from attachment.policy.table import TABLE as POLICIES
@@ -20,14 +19,11 @@ from cni import gojson, versions
 from cni.address import Network as Subnet
 from cni.conf import Attachment
 from cni.errors import CniError
-from cni.fields import Fields
 from cni.skel import Plugin
 from ipam.host_local import conf as host_local
 from ipam.host_local.ranges import RangeSet
 from kernel.fib import UNICAST, FibRoute
 from kernel.link import Link
-from kernel.netfilter import nft, nft_chains
-from kernel.netfilter.nft import Chain
 from kernel.netfilter.ruleset import Ruleset, read_ruleset
 from kernel.route import TABLE_MAIN
 from podwire import attachments, flannel, networks, runtimes
@@ -283,19 +279,7 @@ class CheckedNode(NetworkFacts):
     def pod_interfaces(self) -> frozenset[str]:
         """The names of the running pods' host veths."""
         veths = {each.name for each in self.links if each.kind == "veth"}
-        names = (
-            interface.name for one in self.running for interface in one.typed_result.interfaces if not interface.sandbox
-        )
-        return frozenset(veths.intersection(names))
-
-    @cached_property
-    def chains(self) -> tuple[Chain, ...]:
-        """All chains of nftables, including those of iptables-nft; () if the kernel has no netfilter."""
-        try:
-            with nft.open_socket() as socket:
-                return tuple(nft_chains.list_chains(socket))
-        except nft.UnavailableError:
-            return ()
+        return frozenset(veths.intersection(name for one in self.running for name in one.host_interfaces))
 
     @cached_property
     def ruleset(self) -> Ruleset:
@@ -306,17 +290,6 @@ class CheckedNode(NetworkFacts):
         ruleset = with_legacy(read_ruleset())
         others = (one for one in ruleset.chains if (one.family, one.table) != (POLICIES.family, POLICIES.name))
         return replace(ruleset, chains=tuple(others))
-
-
-def types_of(network: Network) -> tuple[str, ...]:
-    """Returns the types of a network's plugins and of their IPAM plugins."""
-    types = []
-    for plugin in network.plugins:
-        types.append(str(plugin["type"]))
-        with suppress(CniError):
-            if kind := Fields(plugin).section("ipam").string("type"):
-                types.append(kind)
-    return tuple(dict.fromkeys(types))
 
 
 def _describe_former(one: CachedAttachment) -> str:
@@ -334,21 +307,23 @@ def read_text(path: str) -> str:
         return ""
 
 
-def mount_point(directory: str) -> str:
+def find_disk_problem(directory: str) -> tuple[str, str] | None:
+    """Returns what keeps programs from creating files in a directory, and its fix; None if its file system is fine."""
+    about = os.statvfs(directory)
+    if about.f_flag & os.ST_RDONLY:
+        return "it is on a read-only file system", ShellCommand(f"mount -o remount,rw {quote(_mount_point(directory))}")
+    if about.f_files and not about.f_favail:
+        return "its file system has no free inodes", f"delete some files: df -i {directory}"
+    if about.f_blocks and not about.f_bavail:
+        return "its file system is full", f"free some space: df {directory}"
+    return None
+
+
+def _mount_point(directory: str) -> str:
     """Returns the mount point that a directory is on."""
     while not os.path.ismount(directory) and directory not in ("/", "."):
         directory = os.path.dirname(directory)
     return directory
-
-
-def overlapping(one: Subnet, others: Iterable[Subnet]) -> Subnet | None:
-    """Returns the first of `others` that overlaps with `one`, None if none does."""
-    for other in others:
-        if isinstance(one, IPv4Network) == isinstance(other, IPv4Network):
-            first, second = sorted((one, other), key=lambda item: item.prefixlen)
-            if second.network_address in first:
-                return other
-    return None
 
 
 def _interface(network: Network, listed: Mapping[str, object]) -> InterfaceConf | None:

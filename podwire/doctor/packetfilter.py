@@ -5,24 +5,23 @@ The owner of a rule is read from the rule itself; a rule that names no owner is 
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 from collections.abc import Iterator
 
 from attachment.masquerade import cluster_netlink
 from attachment.masquerade.names import CLUSTER_CHAIN
 from cni.conf import Attachment
-from kernel.netfilter import iptables, nft, nft_owner
-from kernel.netfilter.nft import Chain, NftSocket, Table
+from cni.errors import CniError, Code
+from kernel.netfilter import nft, nft_owner
 from kernel.netfilter.ruleset import FAMILY_NAMES
 from plugins.firewall import firewalld
 from podwire.doctor.finding import Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.node import CheckedNode
 from podwire.doctor.rules import LEGACY
 from podwire.doctor.shell_command import ShellCommand
-from podwire.node.programs import find_program, list_legacy_rules
+from podwire.node.programs import find_program
 from podwire.node.rule_owners import PODWIRE, owner_of
+from podwire.node.rules import owner_keys, read_rules
 from podwire.output import plural
 
 Owners = frozenset[tuple[str, Attachment]]  # with their networks
@@ -30,17 +29,6 @@ Owners = frozenset[tuple[str, Attachment]]  # with their networks
 _GROUP = "packet filter"
 _TABLES = ("filter", "nat", "mangle", "raw")
 _BUILT_IN = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
-# The comment that the reference plugins and podwire give to the jump into a container's chain.
-_OWNER = re.compile(rb'name: "([^"\\]+)" id: "([^"\\]+)"')
-_LISTED_OWNER = re.compile(r'name: \\"([^"\\]+)\\" id: \\"([^"\\]+)\\"')
-_LISTED = ("-A POSTROUTING ", "-A CNI-HOSTPORT-DNAT ")
-_JUMPS = tuple(
-    Chain(Table(family, "nat"), name)
-    for family in nft.NFPROTO.values()
-    for name in ("POSTROUTING", "CNI-HOSTPORT-DNAT")
-)
-_MASQUERADED = Chain(Table(nft.INET, "cni_plugins_masquerade"), "masq_checks")
-_HASH_DIGITS = 16
 
 _MIXED = Fault(
     "iptables-mixture",
@@ -74,17 +62,7 @@ _EMPTY = Fault(
 
 
 def _mixture(node: CheckedNode) -> Iterator[Finding]:
-    legacy = list(_legacy_tables())
-    modern = sorted(
-        {
-            f"{'ip' if chain.table.family == nft.IPV4 else 'ip6'} {chain.table.name}"
-            for chain in node.chains
-            if chain.table.family in nft.NFPROTO.values()
-            and chain.table.name in _TABLES
-            and chain.uses
-            and chain.name in _BUILT_IN
-        }
-    )
+    legacy, modern = _iptables_tables(node, is_legacy=True), _iptables_tables(node, is_legacy=False)
     variant = os.path.basename(os.path.realpath(find_program("iptables-restore") or "none"))
     host = {"xtables-nft-multi": "nft", "xtables-legacy-multi": "legacy"}.get(variant, "")
     if legacy and modern:
@@ -98,12 +76,13 @@ def _mixture(node: CheckedNode) -> Iterator[Finding]:
         yield ok_finding("mixture", "iptables", text)
 
 
-def _legacy_tables() -> Iterator[str]:
-    """Yields the tables in which iptables-legacy has rules ("ip nat"), as listed by its program."""
-    for version in iptables.TOOLS:
-        for table in _TABLES:
-            if any(line.startswith("-A ") or line.endswith(" DROP") for line in list_legacy_rules(version, table)):
-                yield f"{'ip' if version == 4 else 'ip6'} {table}"
+def _iptables_tables(node: CheckedNode, *, is_legacy: bool) -> list[str]:
+    """Returns the tables in which a variant of iptables has rules ("ip nat")."""
+    ruleset = node.ruleset
+    chains = (one for one in ruleset.chains if one.table in _TABLES and one.family in nft.NFPROTO.values())
+    variant = (one for one in chains if bool(one.tool) == is_legacy and (is_legacy or one.name in _BUILT_IN))
+    used = (one for one in variant if ruleset.rules.get(one.place) or (is_legacy and one.drops))
+    return sorted({f"{FAMILY_NAMES[one.family]} {one.table}" for one in used})
 
 
 def _firewalld(node: CheckedNode) -> Iterator[Finding]:
@@ -126,72 +105,29 @@ def _stale(node: CheckedNode) -> Iterator[Finding]:
     Rules of a network that is not in the cache are not reported.
     """
     names = {one.network_name for one in node.known}
-    if not names or not _stale_owners(node, names, node.cached_owners):
+    if not names or not _stale_owners(names, node.cached_owners):
         return
-    for name, number in sorted(_stale_owners(node, names, node.owners_kept_by_gc).items()):
+    for name, number in sorted(_stale_owners(names, node.owners_kept_by_gc).items()):
         text = f"there are rules of {plural(number, 'container')} no longer running, or not in the cache"
         yield _STALE.finding(name, text, node.command("gc", name))
 
 
-def _stale_owners(node: CheckedNode, names: set[str], running: Owners) -> dict[str, int]:
+def _stale_owners(names: set[str], running: Owners) -> dict[str, int]:
     """Returns the number of containers that have rules but are not in `running`, by network."""
-    jumps: dict[str, set[str]] = {}
-    marks: dict[str, set[str]] = {}
-    with nft.open_socket() as socket:
-        _stale_jumps(socket, names, running, jumps)
-        _stale_masquerading(socket, names, running, marks)
-        _stale_owned(node, socket, names, running, marks)
-    _stale_legacy(names, running, jumps)
-    # A container may have rules of both kinds, which name it differently.
-    return {name: max(len(jumps.get(name, ())), len(marks.get(name, ()))) for name in {*jumps, *marks}}
-
-
-def _stale_jumps(socket: NftSocket, names: set[str], running: Owners, counts: dict[str, set[str]]) -> None:
-    containers = {(network, attachment.container_id) for network, attachment in running}
-    for chain in _JUMPS:
-        for rule in nft.list_rules(socket, chain, 'name: "'):
-            owner = _OWNER.search(rule.expressions + rule.userdata)
-            if owner:
-                network, container_id = (part.decode(errors="replace") for part in owner.groups())
-                if network in names and (network, container_id) not in containers:
-                    counts.setdefault(network, set()).add(container_id)
-
-
-def _stale_legacy(names: set[str], running: Owners, counts: dict[str, set[str]]) -> None:
-    """Adds the containers with rules that iptables-legacy's program lists."""
-    containers = {(network, attachment.container_id) for network, attachment in running}
-    for version in iptables.TOOLS:
-        for line in list_legacy_rules(version, "nat"):
-            owner = _LISTED_OWNER.search(line) if line.startswith(_LISTED) else None
-            if owner and owner[1] in names and owner.groups() not in containers:
-                counts.setdefault(owner[1], set()).add(owner[2])
-
-
-def _stale_masquerading(socket: NftSocket, names: set[str], running: Owners, counts: dict[str, set[str]]) -> None:
-    by_hash = {_digits(name): name for name in names}
-    marks = {
-        f"{_digits(network)}-{_digits(f'{attachment.ifname}:{attachment.container_id}')}"
-        for network, attachment in running
-    }
-    for rule in nft.list_rules(socket, _MASQUERADED):
-        mark = rule.comment[: 2 * _HASH_DIGITS + 1]
-        network = by_hash.get(mark[:_HASH_DIGITS])
-        if network and mark not in marks:
-            counts.setdefault(network, set()).add(mark[_HASH_DIGITS + 1 :])
-
-
-def _stale_owned(
-    node: CheckedNode, socket: NftSocket, names: set[str], running: Owners, counts: dict[str, set[str]]
-) -> None:
-    by_hash = {nft_owner.hash_name(name): name for name in names}
-    owners = {nft_owner.owner_id(network, *attachment) for network, attachment in running}
-    for chain in node.chains:
-        if chain.table.name == "cni_hostport":
-            for rule in nft.list_rules(socket, chain):
-                owner = nft_owner.parse_owner(rule.userdata)
-                network = by_hash.get(owner[: nft_owner.HASH_BYTES])
-                if network and owner not in owners:
-                    counts.setdefault(network, set()).add(owner[nft_owner.HASH_BYTES :].hex()[:_HASH_DIGITS])
+    listed = read_rules()
+    if listed.unseen:
+        raise CniError(Code.IO_FAILURE, listed.unseen[0])
+    keys = {key for network, attachment in running for key in owner_keys(network, attachment)}
+    # Owner keys that are hashes begin with that of the network, as bytes or as hexadecimal digits.
+    starts = {start: name for name in names for start in (nft_owner.hash_name(name), _digits(name))}
+    stale: dict[str, dict[tuple[str, str], set[bytes]]] = {}
+    for rule in listed.owned:
+        network = rule.network or starts.get(rule.owner_key[: nft_owner.HASH_BYTES], "")
+        if network in names and rule.owner_key and rule.owner_key not in keys:
+            by_kind = stale.setdefault(network, {})
+            by_kind.setdefault((rule.what, rule.backend), set()).add(rule.owner_key)
+    # A container may have rules of several kinds, which name it differently.
+    return {network: max(map(len, by_kind.values())) for network, by_kind in stale.items()}
 
 
 def _dormant(node: CheckedNode) -> Iterator[Finding]:
@@ -219,7 +155,7 @@ def _cluster(node: CheckedNode) -> Iterator[Finding]:
         return
     with nft.open_socket() as socket:
         existing = {place: bool(networks) for place, networks in cluster_netlink.list_networks(socket).items()}
-    existing.update(_legacy_cluster_chains())
+    existing.update(_legacy_cluster_chains(node))
     if existing and not any(existing.values()):
         text = f"no networks of the cluster: {', '.join(existing)}"
         yield _EMPTY.finding(
@@ -229,17 +165,16 @@ def _cluster(node: CheckedNode) -> Iterator[Finding]:
         )
 
 
-def _legacy_cluster_chains() -> Iterator[tuple[str, bool]]:
+def _legacy_cluster_chains(node: CheckedNode) -> Iterator[tuple[str, bool]]:
     """Yields the name of each such chain of iptables-legacy, and whether it accepts any network."""
-    for version, tool in iptables.TOOLS.items():
-        lines = list_legacy_rules(version, "nat")
-        if f"-N {CLUSTER_CHAIN}" in lines:
-            rules = (line for line in lines if line.startswith(f"-A {CLUSTER_CHAIN} "))
-            yield f"chain nat {CLUSTER_CHAIN} ({tool}-legacy)", any(rule.endswith(" -j ACCEPT") for rule in rules)
+    for chain in node.ruleset.chains:
+        if chain.tool and chain.name == CLUSTER_CHAIN:
+            rules = node.ruleset.rules.get(chain.place, ())
+            yield f"chain nat {CLUSTER_CHAIN} ({chain.tool})", any(rule.words[-1] == "ACCEPT" for rule in rules)
 
 
-def _digits(text: str) -> str:
-    return hashlib.sha512(text.encode()).hexdigest()[:_HASH_DIGITS]
+def _digits(name: str) -> bytes:
+    return nft_owner.hash_name(name).hex().encode()[: nft_owner.HASH_BYTES]
 
 
 CHECKS = (

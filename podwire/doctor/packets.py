@@ -20,7 +20,7 @@ from podwire.node.inspection import read_snapshot
 from podwire.node.legacy_filter import with_legacy
 from podwire.node.model import Pod
 from podwire.node.records import Directories
-from podwire.predictions.evaluation import FORWARD, INPUT, Fate, traverse
+from podwire.predictions.evaluation import ENDS, FORWARD, INPUT, Fate, traverse
 from podwire.probe import paths
 from podwire.probe.paths import DATAGRAM, DUPLICATE, STREAM, Path
 from podwire.probe.run import PathState, send_packets
@@ -31,7 +31,6 @@ from process.values import dataclass, field
 _MOST_PODS = 4
 _TIMEOUT_S = 0.7
 _TRIES = 2  # a packet that is lost once may be the first one after a change
-_ENDS = ("drop", "reject", "queue")
 _ANY_PORT = 33001
 TO_NODE = "pod-to-node-port"
 
@@ -160,7 +159,7 @@ def _closing(topology: Topology, ruleset: Ruleset, path: Path) -> Iterator[tuple
         destination_type=UNICAST if other else LOCAL,
     )  # fmt: skip
     for event in traverse(ruleset, packet, FORWARD if other else INPUT).events:
-        if event.action.kind in _ENDS and event.fate is not Fate.PASSES and (event.rule or not other):
+        if event.action.kind in ENDS and event.fate is not Fate.PASSES and (event.rule or not other):
             number = f"{'rule' if event.chain.tool else 'handle'} {event.rule.handle}" if event.rule else "the policy"
             name = f"{number} of chain {event.chain}"
             yield _key(event.chain, event.rule), name

@@ -116,7 +116,7 @@ def near_address(node: CheckedNode, version: int) -> Address | None:
 def _pod(node: CheckedNode, item: InterfaceConf, one: CachedAttachment) -> VethPod:
     interfaces = one.typed_result.interfaces
     mac = next((interface.mac for interface in interfaces if interface.sandbox), "")
-    names = [interface.name for interface in interfaces if not interface.sandbox and interface.name != item.bridge]
+    names = [name for name in one.host_interfaces if name != item.bridge]
     veth = next((link for name in names if (link := node.link(name)) and link.kind == "veth"), None)
     gate = _gate(node, item, names) if item.bridge else veth
     ips = one.typed_result.ips

@@ -24,9 +24,10 @@ from ipam.dhcp.main import PLUGIN as DHCP
 from ipam.host_local.main import PLUGIN as HOST_LOCAL
 from kernel import system
 from kernel.errors import KernelError
+from kernel.netfilter import nft, nft_chains
 from podwire.doctor.finding import UNSEEN, UNSEEN_FIX, Check, Fault, Finding, Severity, ok_finding
 from podwire.doctor.gateways import ipv6_of
-from podwire.doctor.node import CheckedNode, types_of
+from podwire.doctor.node import CheckedNode
 from podwire.doctor.shell_command import ShellCommand
 from podwire.networks import Network
 from podwire.output import span
@@ -92,7 +93,7 @@ def _look(node: CheckedNode) -> Iterator[Finding]:
     programs = _Programs()
     users: dict[str, str] = {}
     for network in node.networks:
-        for kind in types_of(network):
+        for kind in network.kinds:
             users.setdefault(kind, network.path)
     for kind, user in users.items():
         yield _program(node, kind, user, programs)
@@ -161,7 +162,7 @@ def _known_versions(path: str) -> tuple[str, ...]:
 
 
 def _versions(network: Network, programs: _Programs) -> Iterator[Finding]:
-    kinds = types_of(network)
+    kinds = network.kinds
     for kind in kinds:
         known = programs.versions.get(kind)
         if known is None or network.version in known:
@@ -187,7 +188,10 @@ def _require_privileges(node: CheckedNode) -> None:
     if os.geteuid() != 0:
         raise CniError(Code.INVALID_ENVIRONMENT, "the plugins' STATUS needs root")
     try:
-        _ = node.chains  # refused without CAP_NET_ADMIN
+        with nft.open_socket() as socket:
+            nft_chains.list_chains(socket)  # refused without CAP_NET_ADMIN
+    except nft.UnavailableError:
+        return
     except KernelError as error:
         if error.errno == errno.EPERM:
             raise
@@ -225,9 +229,7 @@ def _run_status(node: CheckedNode, network: Network, plugin: Mapping[str, object
         if has_status:
             _execute_status(node, network, plugin)
         return has_status
-    args, conf = node.checker.build_call(
-        "STATUS", None, {**network.build_config(plugin), "cniVersion": versions.CURRENT}
-    )
+    args, conf = node.checker.build_call("STATUS", {**network.build_config(plugin), "cniVersion": versions.CURRENT})
     delegates = {
         **node.plugins,
         HOST_LOCAL.name: HOST_LOCAL if ipam_fields.string("pool") else replace(HOST_LOCAL, cmd_status=None),

@@ -18,7 +18,7 @@ from cni.address import Address, Network
 from kernel.fib import BY_KERNEL, TABLE_LOCAL, TO_TABLE, UNICAST, FibRoute, FibRule
 from kernel.netfilter.packet import Packet
 from kernel.route import TABLE_MAIN
-from podwire.doctor.node import CheckedNode, overlapping
+from podwire.doctor.node import CheckedNode
 from podwire.doctor.pods import VethPod
 from podwire.doctor.shell_command import ShellCommand
 from podwire.predictions.routing import Choice, Fib, without_source
@@ -197,7 +197,7 @@ def _is_about_pods(pod: VethPod, rule: FibRule) -> bool:
 
 def _is_of_pods(network: Network, pod: VethPod) -> bool:
     """Returns whether a network is the pods' subnet, a part of it, or an address of a pod."""
-    return any(overlapping(network, [one]) and network.prefixlen >= one.prefixlen for one in _subnets(pod))
+    return any(network.overlaps(one) and network.prefixlen >= one.prefixlen for one in _subnets(pod))
 
 
 def _subnets(pod: VethPod) -> list[Network]:

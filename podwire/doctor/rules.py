@@ -29,12 +29,11 @@ from podwire.node.programs import find_program, get_output_lines
 from podwire.node.rule_owners import ADMINISTRATOR, PODWIRE
 from podwire.output import plural
 from podwire.predictions.conditions import conditions_of
-from podwire.predictions.evaluation import FORWARD, Fate, PacketEvent
+from podwire.predictions.evaluation import ENDS, FORWARD, Fate, PacketEvent
 from podwire.predictions.verdicts import RuleAction
 
 _GROUP = "packet filter"
 LEGACY = "iptables-legacy"  # a value of `Finding.objects`
-_ENDS = ("drop", "reject", "queue", "expire")
 _FEW_PORTS = 1000  # so many connections to one server can be open at once
 _WORDS = {
     "drop": "drops",
@@ -151,7 +150,7 @@ def _is_relevant(node: CheckedNode, programs: _Programs, one: Happening) -> bool
     kind = event.action.kind
     if kind == "queue" and event.action.port in programs.queues:
         return False
-    if kind in _ENDS:
+    if kind in ENDS:
         return True
     if event.fate is not Fate.CERTAIN and kind != "accept":
         return False
@@ -238,10 +237,9 @@ def _is_note(culprit: Culprit, fault: Fault) -> bool:
 
 def _behind(culprit: Culprit) -> tuple[str, ...]:
     """Returns the network's own rules, if they accept the packets: before iptables' policy, in firewalld's zone."""
-    chain, plugins = culprit.chain, culprit.item.network.plugins
-    is_policy = culprit.event.rule is None and is_iptables(chain, culprit.neighbours)
+    is_policy = culprit.event.rule is None and is_iptables(culprit.chain, culprit.neighbours)
     is_shared = is_policy or culprit.owner == "firewalld"
-    has_firewall = any(plugin["type"] == "firewall" for plugin in plugins)
+    has_firewall = "firewall" in culprit.item.network.kinds
     return (rules_of(culprit.item.network.name),) if is_shared and has_firewall else ()
 
 
@@ -258,7 +256,7 @@ def _fault(culprit: Culprit) -> Fault:
         return _FEW if _has_few_ports(event.action) else _SOURCE
     if kind == "mss":
         return _SEGMENTS
-    if kind not in _ENDS:
+    if kind not in ENDS:
         return _UNTRACKED if kind in ("untrack", "zone") else _BYPASSED
     if set(culprit.labels) == {probes.TO_NODE}:
         return _CLOSED
@@ -340,7 +338,7 @@ def _advice(culprit: Culprit, fault: Fault) -> str:
 def _lasting(culprit: Culprit) -> str:
     """Returns the advice that makes an accept rule permanent."""
     item = culprit.item
-    has_firewall = any(plugin["type"] == "firewall" for plugin in item.network.plugins)
+    has_firewall = "firewall" in item.network.kinds
     if has_firewall or not item.routed or culprit.event.base.hook != FORWARD:
         return f"it has effect until {culprit.owner or 'the host'} loads its rules again"
     return f"to make it permanent, {_add_firewall(item.network)}"
@@ -349,7 +347,7 @@ def _lasting(culprit: Culprit) -> str:
 def _add_firewall(network: Network) -> str:
     """Returns the advice for a chain that drops pods' packets; the plugin accepts none that come for a host port."""
     text = f'add {{"type": "firewall"}} to "plugins" in {network.path}'
-    if not any(plugin["type"] == "portmap" for plugin in network.plugins):
+    if "portmap" not in network.kinds:
         return text
     return f'{text} (and for host ports a rule: "Making a fix permanent" in docs/troubleshooting.md)'
 

@@ -18,7 +18,7 @@ from ipam.host_local import listing
 from ipam.host_local.store import ReservationStore
 from podwire import attachments, runtimes
 from podwire.doctor.finding import UNSEEN, Check, Fault, Finding, Severity, ok_finding
-from podwire.doctor.node import CheckedNode, InterfaceConf, mount_point, types_of
+from podwire.doctor.node import CheckedNode, InterfaceConf, find_disk_problem
 from podwire.doctor.shell_command import ShellCommand
 from podwire.layers import describe_caches
 from podwire.node.leaks import HOST_VETH
@@ -121,7 +121,7 @@ def _severity(name: str) -> Severity | None:
 
 def _plugins(node: CheckedNode, runtime: Runtime) -> Iterator[Finding]:
     """Yields a finding for the first plugin of which the runtime runs a different file than the one doctor checks."""
-    kinds = {kind for network in node.networks for kind in types_of(network)} or set(node.plugins)
+    kinds = {kind for network in node.networks for kind in network.kinds} or set(node.plugins)
     for kind in sorted(kinds):
         theirs, ours = _find(kind, runtime.bin_dirs), _find(kind, node.bin_dirs)
         if theirs == ours or (theirs and ours and _is_same(theirs, ours)):
@@ -227,22 +227,8 @@ def _ports(node: CheckedNode, item: InterfaceConf) -> int:
 
 def _disk(node: CheckedNode) -> Iterator[Finding]:
     for directory in dict.fromkeys(layer.cache_dir for layer in node.layers):
-        if os.path.isdir(directory):
-            yield from _disk_of(directory)
-
-
-def _disk_of(directory: str) -> Iterator[Finding]:
-    about = os.statvfs(directory)
-    if about.f_flag & os.ST_RDONLY:
-        yield _DISK.finding(
-            directory,
-            "it is on a read-only file system",
-            ShellCommand(f"mount -o remount,rw {quote(mount_point(directory))}"),
-        )
-    elif about.f_blocks and not about.f_bavail:
-        yield _DISK.finding(directory, "its file system is full", f"free some space: df {directory}")
-    elif about.f_files and not about.f_favail:
-        yield _DISK.finding(directory, "its file system has no free inodes", f"delete some files: df -i {directory}")
+        if os.path.isdir(directory) and (problem := find_disk_problem(directory)):
+            yield _DISK.finding(directory, *problem)
 
 
 def _clock(node: CheckedNode) -> Iterator[Finding]:

@@ -123,13 +123,9 @@ def _check_broken(files: Sequence[SourceFile], winner: SourceFile | None) -> Non
 
 def _check_winner(winner: SourceFile | None) -> None:
     """Adds a warning if the pod network is only loopback: the network provider's file is missing."""
-    if winner and winner.network and winner.root:
-        types = {plugin.get("type") for plugin in winner.network.plugins}
-        if types == {"loopback"}:
-            text = "this is the pod network, but its only plugin is loopback: pods get no address"
-            winner.root.add(
-                LintSeverity.WARNING, "name", text, "add a network whose file comes before this one by name"
-            )
+    if winner and winner.network and winner.network.is_loopback and winner.root:
+        text = "this is the pod network, but its only plugin is loopback: pods get no address"
+        winner.root.add(LintSeverity.WARNING, "name", text, "add a network whose file comes before this one by name")
 
 
 def _check_hidden(files: Sequence[SourceFile]) -> set[SourceFile]:

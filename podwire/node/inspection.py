@@ -40,20 +40,14 @@ def read_snapshot(directories: Directories, network: str = "", *, rules: bool = 
     return Snapshot(records, kernel, owned_rules, directories.layers)
 
 
-def inspect_node(
-    directories: Directories, checker: Checker, network: str = "", report: Report = lambda text: None
-) -> NodeInventory:
-    """Returns the node, or only the parts of one network; raises CniError(7) for an unknown network.
-
-    `checker` runs CHECK for the pods whose interface exists; `report` gets what is being done, for a progress line.
-    """
-    return inspect_snapshot(directories, checker, network, report)[0]
-
-
 def inspect_snapshot(
     directories: Directories, checker: Checker, network: str = "", report: Report = lambda text: None
 ) -> tuple[NodeInventory, Snapshot]:
-    """Returns the node as `inspect_node` does, and the snapshot that it was derived from."""
+    """Returns the node, or only the parts of one network, and the snapshot that it was derived from.
+
+    `checker` runs CHECK for the pods whose interface exists; `report` gets what is being done, for a progress line.
+    Raises CniError(7) for an unknown network.
+    """
     snapshot = read_snapshot(directories, network)
     leaks = find_leaks(snapshot)
     if leaks:

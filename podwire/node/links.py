@@ -19,7 +19,7 @@ from cni.address import Address, Cidr
 from cni.errors import CniError
 from kernel import address, device, htb, link
 from kernel.link import Link
-from kernel.netns import NAMED, Netns
+from kernel.netns import NAMED, Netns, list_named
 from kernel.rtnl import Socket
 from podwire.output import plural
 
@@ -188,12 +188,8 @@ def _list_paths(paths: Iterable[str]) -> tuple[dict[int, str], dict[str, str], i
     for path in paths:
         if (inode := _inode(path)) and inode != this_inode:
             aliases[path] = by_inode.setdefault(inode, path)
-    try:
-        named = sorted(os.listdir(NAMED))
-    except OSError:
-        named = []
     hidden = 0
-    for path in (f"{NAMED}/{name}" for name in named):
+    for path in (f"{NAMED}/{name}" for name in list_named()):
         if (inode := _inode(path)) and inode != this_inode:
             by_inode.setdefault(inode, path)
     for pid in (name for name in os.listdir("/proc") if name.isdecimal()):

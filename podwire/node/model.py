@@ -122,6 +122,12 @@ class Pod:
         kind = f"({' '.join(filter(None, (self.kind, self.mode)))})"
         return f"{self.master} {kind}" if self.master else kind
 
+    @property
+    def limits(self) -> list[str]:
+        """The rate limits as text, for receiving, then for sending."""
+        directions = (("receives", self.receives), ("sends", self.sends))
+        return [f"{word} {format_rate(bits)}" for word, bits in directions if bits]
+
     def to_json(self) -> dict[str, object]:
         """Returns this object's part of the JSON document."""
         return {

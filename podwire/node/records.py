@@ -237,24 +237,19 @@ def _pools(used: Iterable[Network], default: str, unread: list[str]) -> tuple[Ho
     for network in used:
         for data_dir, sets in host_local_pools(network):
             directories[data_dir] = None
-            if not ranges.get((data_dir, network.name)):
-                ranges[data_dir, network.name] = sets
+            if not ranges.get((network.name, data_dir)):
+                ranges[network.name, data_dir] = sets
     for data_dir in directories:
         try:
             for name in sorted(os.listdir(data_dir)):
                 if VALID_NAME.fullmatch(name) and os.path.isdir(f"{data_dir}/{name}"):
-                    ranges.setdefault((data_dir, name), ())
+                    ranges.setdefault((name, data_dir), ())
         except FileNotFoundError:
             continue
         except OSError as error:
             unread.append(f"the addresses in {data_dir}: {error.strerror}")
-    pools = (_pool(data_dir, name, sets, unread) for (data_dir, name), sets in sorted(ranges.items(), key=_by_name))
+    pools = (_pool(data_dir, name, ranges[name, data_dir], unread) for name, data_dir in sorted(ranges))
     return tuple(pool for pool in pools if pool)
-
-
-def _by_name(item: tuple[tuple[str, str], object]) -> tuple[str, str]:
-    (data_dir, network), _ = item
-    return network, data_dir
 
 
 def _pool(data_dir: str, network: str, sets: tuple[RangeSet, ...], unread: list[str]) -> HostLocalStore | None:

@@ -55,7 +55,7 @@ def refusal_reason(snapshot: Snapshot, item: Reservation) -> str:
         return ""
     if state is not ReservationState.RUNNING:
         return _REASONS[state]
-    user = next(iter(snapshot.interfaces_with(item.network, item.address)), None)
+    user = next(iter(snapshot.presences.interfaces_with(item.network, item.address)), None)
     if user:
         namespace, ifname = user
         return f"the address is configured on {ifname} in {namespace.path}"

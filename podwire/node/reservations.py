@@ -159,14 +159,14 @@ def findings(snapshot: Snapshot, network: str = "") -> Iterator[ReservationFault
         return any(range_set.range_of(address) for range_set in range_sets)
 
     yield from find_unreserved(snapshot, is_in_a_range, network)
-    yield from _duplicates(snapshot, _running(snapshot), network)
+    yield from _duplicates(snapshot, network)
 
 
 def find_unreserved(
     snapshot: Snapshot, is_allocated: Callable[[Pod, Address], bool], network: str = ""
 ) -> Iterator[ReservationFault]:
     """Yields the addresses of running attachments that host-local allocates and that are not reserved for them."""
-    for pod in _running(snapshot):
+    for pod in snapshot.running:
         namespace = snapshot.kernel.namespaces.get(pod.netns)
         for text in pod.addresses if network in ("", pod.network) else ():
             address = ip_interface(text).ip
@@ -175,10 +175,6 @@ def find_unreserved(
                 continue  # the pod no longer has the address
             if is_allocated(pod, address):
                 yield from _owned_by_another(pod, address, list(_pools(snapshot, pod.network)))
-
-
-def _running(snapshot: Snapshot) -> list[Pod]:
-    return [pod for pod in snapshot.pods if not pod.leaked and pod.state is not AttachmentState.NO_CACHE]
 
 
 def _pools(snapshot: Snapshot, network: str) -> Iterator[HostLocalStore]:
@@ -258,11 +254,11 @@ def _owned_by_another(pod: Pod, address: Address, pools: Iterable[HostLocalStore
         yield ReservationFault("not reserved", pod.network, str(address), description, fix)
 
 
-def _duplicates(snapshot: Snapshot, running: Iterable[Pod], network: str) -> Iterator[ReservationFault]:
+def _duplicates(snapshot: Snapshot, network: str) -> Iterator[ReservationFault]:
     """Yields the addresses that two running attachments of a network, or on one bridge, have."""
     bridges = {pod.network: pod.bridge for pod in snapshot.pods if pod.bridge}
     users: dict[tuple[str, str], list[Pod]] = {}
-    for pod in running:
+    for pod in snapshot.running:
         for text in pod.addresses:
             ip = ip_interface(text).ip
             if not ip.is_loopback:  # every pod has those: the runtimes' network "cni-loopback"

@@ -48,6 +48,11 @@ class Snapshot:
         """All attachments, sorted by name: those in the cache, and those that only have an address reserved."""
         return tuple(sorted((*map(self._cached_pod, self.records.cached), *self._uncached_pods()), key=_by_name))
 
+    @property
+    def running(self) -> list[Pod]:
+        """The attachments in the cache that may be running."""
+        return [pod for pod in self.pods if not pod.leaked and pod.state is not AttachmentState.NO_CACHE]
+
     @cached_property
     def presences(self) -> Presences:
         """The attachments that may be running."""
@@ -85,11 +90,7 @@ class Snapshot:
 
     def is_configured(self, item: Reservation) -> bool:
         """Returns whether an interface of the network has the reserved address, in any namespace."""
-        return bool(self.interfaces_with(item.network, item.address))
-
-    def interfaces_with(self, network: str, address: Address) -> list[tuple[NetworkNamespace, str]]:
-        """Returns the interfaces of a network that have an address, as (namespace, ifname)."""
-        return self.presences.interfaces_with(network, address)
+        return bool(self.presences.interfaces_with(item.network, item.address))
 
     def is_gone(self, item: Reservation) -> bool:
         """Returns whether the owner of a reserved address is provably no longer running."""
@@ -99,7 +100,7 @@ class Snapshot:
     def _cached_pod(self, item: CachedAttachment) -> Pod:
         result = item.typed_result
         ifname = item.attachment.ifname
-        host_names = [interface.name for interface in result.interfaces if not interface.sandbox]
+        host_names = item.host_interfaces
         namespace = (
             self.kernel.namespaces.get(item.netns)
             or self._namespace_behind(host_names)
@@ -156,7 +157,7 @@ class Snapshot:
 
     def _interface_behind_veth(self, network: str, addresses: Iterable[Address]) -> tuple[NetworkNamespace | None, str]:
         """Returns the first container veth that has one of a network's addresses, (None, "") if there is none."""
-        interfaces = (user for address in addresses for user in self.interfaces_with(network, address))
+        interfaces = (user for address in addresses for user in self.presences.interfaces_with(network, address))
         return next((user for user in interfaces if self.kernel.host_veth(*user)), (None, ""))
 
     def _may_run(self, item: Reservation) -> bool:

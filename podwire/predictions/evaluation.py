@@ -23,7 +23,7 @@ PREROUTING, INPUT, FORWARD, OUTPUT, POSTROUTING = range(5)  # NF_INET_*
 INGRESS, EGRESS = 0, 1  # NF_NETDEV_*
 _FAMILIES = {4: (nft.INET, nft.IPV4), 6: (nft.INET, nft.IPV6), 0: (ARP,)}
 _ARP_HOOKS = {INPUT: 0, OUTPUT: 1}  # NF_ARP_*
-_ENDS = ("drop", "reject", "queue", "expire")
+ENDS = ("drop", "reject", "queue", "expire")  # actions after which a packet does not continue
 _REWRITES = ("dnat", "snat", "masquerade", "redirect")
 
 
@@ -70,7 +70,7 @@ class Traversal:
     @property
     def drop(self) -> PacketEvent | None:
         """The event that ends the packet for certain."""
-        return next((one for one in self.events if one.fate is Fate.CERTAIN and one.action.kind in _ENDS), None)
+        return next((one for one in self.events if one.fate is Fate.CERTAIN and one.action.kind in ENDS), None)
 
 
 def traverse(ruleset: Ruleset, packet: Packet, hook: int, *, bridge: bool = False) -> Traversal:
@@ -150,7 +150,7 @@ class _Walk:
             except _Ended:
                 pass
             packet = self._packet
-            if any(one.fate is Fate.CERTAIN and one.action.kind in _ENDS for one in self._events):
+            if any(one.fate is Fate.CERTAIN and one.action.kind in ENDS for one in self._events):
                 break
         return Traversal(packet, tuple(self._events), tuple(self._marking))
 
@@ -191,7 +191,7 @@ class _Walk:
         number = len(self._events)
         with suppress(_Ended):
             self._chain(target, depth + 1)
-        ends = [one.action.kind in _ENDS for one in self._events[number:]]
+        ends = [one.action.kind in ENDS for one in self._events[number:]]
         del self._events[number:]  # whether the packet gets there is not known
         if not all(ends) or not ends:
             self._certain = False
@@ -203,7 +203,7 @@ class _Walk:
                     self._add(action, chain, rule, Fate.PASSES)
                 raise _Ended
             self._certain = False
-        elif action.kind in _ENDS:
+        elif action.kind in ENDS:
             if match is Match.SOME:
                 self._add(action, chain, rule, Fate.PARTLY)
             elif match is Match.YES:

@@ -163,4 +163,4 @@ def _is_in(word: str, pods: Pods) -> bool:
         network = ip_network(word, strict=False)
     except ValueError:
         return False
-    return any(network.version == each.version and network.overlaps(each) for each in pods.networks)
+    return any(map(network.overlaps, pods.networks))

@@ -38,7 +38,7 @@ def enter(network: Network, *directories: str) -> HostCopy:
     """Moves this process into a copy of the host, irreversibly; `directories` are copied with those of the network."""
     picture = hostcopy.read_host_state()
     rules = copying.read()
-    not_copied = _FIREWALLD if os.path.exists(_BUS_SOCKET) and _names_firewall(network) else ()
+    not_copied = _FIREWALLD if os.path.exists(_BUS_SOCKET) and "firewall" in network.kinds else ()
     sandbox = hostcopy.enter(picture)
     os.environ.pop(_BUS, None)  # firewalld would change the host
     covered: list[str] = []
@@ -76,10 +76,6 @@ def replaced(result: object, copy: HostCopy, netns: str) -> object:
     if isinstance(result, list):
         return [replaced(item, copy, netns) for item in result]
     return netns if result == copy.sandbox else result
-
-
-def _names_firewall(network: Network) -> bool:
-    return any(plugin.get("type") == "firewall" for plugin in network.plugins)
 
 
 def _stores(network: Network) -> Iterable[str]:

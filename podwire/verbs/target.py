@@ -16,7 +16,7 @@ from cni.args import is_interface_name
 from cni.conf import VALID_NAME
 from cni.errors import CniError, Code
 from cni.skel import Plugin
-from kernel.netns import NAMED, Netns
+from kernel.netns import NAMED, Netns, list_named
 from podwire import attachments
 from podwire.attachments import CachedAttachment
 from podwire.command import UsageError
@@ -43,10 +43,7 @@ def require_namespace(path: str) -> None:
         with Netns(path) as namespace:
             is_host = namespace.is_current()
     except CniError as error:
-        try:
-            names = ", ".join(sorted(os.listdir(NAMED))) or "none"
-        except OSError:
-            names = "none"
+        names = ", ".join(list_named()) or "none"
         hint = f"give a path, a process's PID, or a name in {NAMED}: {names}"
         raise CniError(Code.INVALID_NETNS, f"{path} is not a network namespace", hint) from error
     if is_host:

@@ -17,7 +17,6 @@ from podwire.node.model import (
     NodeInventory,
     Pod,
     fold_ports,
-    format_rate,
     short_id,
 )
 from podwire.views.selection import FINE, lacks_rules
@@ -220,9 +219,7 @@ def _pod(pod: Pod, grid: _Grid) -> _Box:
     lines += pod.addresses
     ports = fold_ports(pod.host_ports)
     lines += [f"host port {text}{' (no rule)' if confirmed is False else ''}" for text, confirmed in ports]
-    lines += [
-        f"{word} {format_rate(bits)}" for word, bits in (("receives", pod.receives), ("sends", pod.sends)) if bits
-    ]
+    lines += pod.limits
     if pod.state is not AttachmentState.OK or pod.leaked:
         lines.append(f"{pod.state}{', leaked' if pod.leaked else ''}")
     namespace, _, name = lines[0].rpartition("/")

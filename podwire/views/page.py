@@ -7,10 +7,10 @@ which their owners choose: the script only sets texts, never markup, and the dat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 
 from cni import gojson
-from podwire.node.model import NodeInventory, format_rate
+from podwire.doctor.finding import Check, Finding
+from podwire.node.model import NodeInventory, Pod
 from podwire.views import map_svg
 from podwire.views.map_svg import escape
 from podwire.views.page_script import SCRIPT
@@ -23,22 +23,10 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 _IN_SCRIPT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
-@dataclass(frozen=True)
-class PageFinding:
-    """A finding of `podwire doctor`, as the page prints it."""
-
-    severity: str
-    group: str
-    name: str
-    subject: str
-    text: str
-    fix: str
-
-
-def render(node: NodeInventory, shot: Shot, findings: Sequence[PageFinding]) -> str:
+def render(node: NodeInventory, shot: Shot, findings: Sequence[tuple[Check, Finding]]) -> str:
     """Returns the page."""
     title = escape(f"{shot.node}: pod networks")
-    data = gojson.dumps({"pods": [_pod(number, node) for number in range(len(node.pods))]}).translate(_IN_SCRIPT)
+    data = gojson.dumps({"pods": [_pod(pod) for pod in node.pods]}).translate(_IN_SCRIPT)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -74,10 +62,8 @@ def render(node: NodeInventory, shot: Shot, findings: Sequence[PageFinding]) -> 
 """
 
 
-def _pod(number: int, node: NodeInventory) -> dict[str, object]:
+def _pod(pod: Pod) -> dict[str, object]:
     """Returns the values of an attachment that the script shows and searches."""
-    pod = node.pods[number]
-    limits = (("receives", pod.receives), ("sends", pod.sends))
     return {
         "network": pod.network,
         "pod": pod.pod,
@@ -86,23 +72,22 @@ def _pod(number: int, node: NodeInventory) -> dict[str, object]:
         "host": pod.host_side,
         "addresses": " ".join(pod.addresses),
         "ports": " ".join(f"{port}{' (no rule)' if port.confirmed is False else ''}" for port in pod.host_ports),
-        "limits": ", ".join(f"{word} {format_rate(bits)}" for word, bits in limits if bits),
+        "limits": ", ".join(pod.limits),
         "state": f"{pod.state}{', leaked' if pod.leaked else ''}",
         "problems": list(pod.problems),
         "wrong": pod.leaked or pod.state not in FINE or lacks_rules(pod),
     }
 
 
-def _findings(findings: Sequence[PageFinding]) -> str:
+def _findings(findings: Sequence[tuple[Check, Finding]]) -> str:
     if not findings:
         return '<p class="good">podwire doctor reports no finding.</p>'
     items = []
-    for finding in findings:
-        values = {key: escape(value) for key, value in asdict(finding).items()}
-        subject = f"{values['subject']}: " if finding.subject else ""
-        fix = f"<br>fix: <code>{values['fix']}</code>" if finding.fix else ""
-        severity = f'<b class="{values["severity"]}">{values["severity"]}</b>'
-        items.append(f"<li>{severity} {values['group']}: {subject}{values['text']}{fix}</li>")
+    for check, finding in findings:
+        subject = f"{finding.subject}: " if finding.subject else ""
+        fix = f"<br>fix: <code>{escape(finding.fix)}</code>" if finding.fix else ""
+        severity = f'<b class="{finding.severity.value}">{finding.severity.value}</b>'
+        items.append(f"<li>{severity} {escape(f'{check.group}: {subject}{finding.text}')}{fix}</li>")
     return f"<ul>{''.join(items)}</ul>"
 
 

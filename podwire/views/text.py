@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipam.host_local.allocator import format_usage
-from podwire.node.model import AttachmentState, Leak, NodeInventory, NodeNetwork, Pod, fold_ports, format_rate, short_id
+from podwire.node.model import AttachmentState, Leak, NodeInventory, NodeNetwork, Pod, fold_ports, short_id
 from podwire.output import Cell, Output, Text, plural
 from podwire.views.selection import FINE, lacks_rules
 
@@ -134,12 +134,6 @@ def _row(pod: Pod) -> list[Text]:
         pod.host_side or "-",
         " ".join(pod.addresses) or "-",
         Cell(ports or "-", "bad" if lacks_rules(pod) else ""),
-        limits(pod) or "-",
+        ", ".join(pod.limits) or "-",
         Cell(str(pod.state), style),
     ]
-
-
-def limits(pod: Pod) -> str:
-    """Returns the rate limits of an attachment, for receiving, then for sending."""
-    directions = (("receives", pod.receives), ("sends", pod.sends))
-    return ", ".join(f"{word} {format_rate(bits)}" for word, bits in directions if bits)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -17,7 +17,8 @@ from kernel.address import AssignedAddress
 from kernel.bridge_state import BridgePort, BridgeSettings, LinkSettings
 from kernel.link import IFF_LOOPBACK, Link
 from kernel.neighbour import NUD_PERMANENT, ForwardingEntry
-from kernel.netfilter import nft, nft_owner
+from kernel.netfilter import nft_owner
+from kernel.netfilter.owned import HOST_PORT, NFTABLES, OwnedRule
 from podwire.attachments import CachedAttachment
 from podwire.doctor import addresses, links, packetfilter, ports, probes, rules, traffic
 from podwire.doctor.checks import CHECKS, run_checks
@@ -28,6 +29,7 @@ from podwire.facts import cgroups
 from podwire.layers import Layer
 from podwire.main import PLUGINS
 from podwire.node.records import Directories
+from podwire.node.rules import Rules
 from podwire.predictions import obstacles
 from podwire.predictions.routing import Fib
 from tests.support import doctor_manual, libcni
@@ -337,17 +339,13 @@ def test_translation_for_some_packets_may_be_intended():
         assert not rules._is_note(culprit, rules._DROPS)
 
 
-def test_stale_host_port_without_another_rule(node, monkeypatch):
-    """The only rule of a chain is found stale if its owner is gone: nothing else needs to remain of the pod."""
-    chain = nft.Chain(nft.Table(nft.IPV4, "cni_hostport"), "hostports")
-    rule = nft.NftRule(9, b"", bytes((nft_owner.OWNER, 32)) + nft_owner.owner_id("net", "gone", "eth0"))
-    monkeypatch.setattr(nft, "list_rules", lambda _socket, _chain: [rule])
-    node.chains, socket = (chain,), cast(nft.NftSocket, None)
-    for container, networks in (("gone", []), ("other", ["net"])):
-        counts: dict[str, set[str]] = {}
+def test_stale_host_port_without_another_rule(monkeypatch):
+    """The only rule of a container is found stale if its owner is gone: nothing else needs to remain of the pod."""
+    rule = OwnedRule(HOST_PORT, NFTABLES, "table ip cni_hostport", nft_owner.owner_id("net", "gone", "eth0"))
+    monkeypatch.setattr(packetfilter, "read_rules", lambda: Rules((rule,)))
+    for container, stale in (("gone", {}), ("other", {"net": 1})):
         running = frozenset({("net", Attachment(container, "eth0"))})
-        packetfilter._stale_owned(node, socket, {"net"}, running, counts)
-        assert list(counts) == networks
+        assert packetfilter._stale_owners({"net"}, running) == stale
 
 
 def test_status_of_host_local_does_not_run_without_a_pool(tmp_path, monkeypatch):

@@ -13,14 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni.conf import Attachment
+from podwire.doctor.finding import Check, Fault, Severity
 from podwire.node.model import AttachmentState, HostPort, Leak, NodeInventory, NodeNetwork, Pod
 from podwire.views import page
-from podwire.views.page import PageFinding
 from podwire.views.shot import Shot
+
+
+def finding_of(severity, subject, text, fix):
+    """Returns a finding of a check, as the page gets them."""
+    fault = Fault("lost-rules", severity, "")
+    return Check("firewall", "rules", "", lambda _: (), (fault,)), fault.finding(subject, text, fix)
+
 
 SHOT = Shot("node-1", "2026-11-25 12:00:00Z", "1.2.3")
 HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">"
-FINDING = PageFinding("problem", "firewall", "lost-rules", "cni0", "a rule is missing <now>", "podwire repair")
+FINDING = finding_of(Severity.PROBLEM, "cni0", "a rule is missing <now>", "podwire repair")
 NODE = NodeInventory(
     (NodeNetwork("net", "/etc/cni/net.d/10-net.conflist", ("bridge",), ("cni0",), (), 3),),
     (
@@ -79,7 +86,7 @@ def test_hostile_names_are_text(name: str):
         node = NodeInventory(
             (NodeNetwork(text, text, (text,)),), (pod,), leaks=(Leak(text, text, text, text),), unseen=(text,)
         )
-        return page.render(node, SHOT, (PageFinding("note", text, text, text or "x", text, text or "x"),))
+        return page.render(node, SHOT, (finding_of(Severity.NOTE, text, text, text or "x"),))
 
     text = rendered(name)
     text.encode("utf-8")
