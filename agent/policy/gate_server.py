@@ -24,14 +24,13 @@ _MAX_REQUEST_BYTES = 4096
 class GateRequest:
     """An ADD that waits; `record` is the name of the pod's record, "" until the request has arrived.
 
-    `revision`, used with `strict`, is the revision of the policies that the pod needs: None while it is unknown, 0 once
-    the main thread has the policies.
+    With `strict` it has no answer until `is_current`: the main thread has the policies that the pod needs.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.record = ""
-        self.revision: int | None = None
+        self.is_current = False
 
 
 class GateServer:

@@ -131,13 +131,18 @@ class PolicyService:
         self._local.read(request.record)  # the directory's event may not have arrived
         pod = self._local.by_name.get(request.record)
         if self._newest and pod:
-            self._newest.request_revision(
-                pod.namespace, lambda revision: self._inbox.put(partial(self._on_newest, request, revision))
-            )
+            self._newest.request_revision(pod.namespace, partial(self._on_newest, request))
         self._schedule()
 
     def _on_newest(self, request: GateRequest, revision: int) -> None:
-        request.revision = revision
+        """Waits until the policies' watch has reached the revision; its events are in the inbox by then."""
+        if self._objects.policies_revision >= revision:
+            self._inbox.put(partial(self._on_current, request))
+        elif request in self._gate.waiting():
+            self._loop.call_at(now() + _POLL_S, partial(self._on_newest, request, revision))
+
+    def _on_current(self, request: GateRequest) -> None:
+        request.is_current = True
         self._schedule()
 
     def _turn(self) -> None:
@@ -201,33 +206,14 @@ class PolicyService:
 
     def _answer(self) -> None:
         """Answers the ADDs whose pods have their policies in the packet filter."""
-        must_poll = False
         for request in self._gate.waiting():
             pod = self._local.by_name.get(request.record)
             local = self._selection.local.get(request.record)
             # A pod whose object has been deleted stays isolated.
             is_known = pod and ((local and local.pod) or self._selection.is_deleted(pod.uid))
             is_decided = is_known or (pod and pod.namespace not in self._selection.policies)
-            if self._newest and request.revision != 0:
-                must_poll |= not self._check_revision(request)
-            elif is_decided:
+            if is_decided and (request.is_current or not self._newest):
                 self._gate.answer(request, self._file.generation)
-        if must_poll:
-            self._loop.call_at(now() + _POLL_S, self._schedule)
-
-    def _check_revision(self, request: GateRequest) -> bool:
-        """Returns False while the policies' watch has not reached the request's revision: the caller must poll.
-
-        If the watch has reached it, sets it to 0 and schedules a turn, which follows the watch's events in the inbox.
-        While the revision is unknown no poll is needed: `_on_newest` schedules a turn.
-        """
-        if request.revision is None:
-            return True
-        if self._objects.policies_revision < request.revision:
-            return False
-        request.revision = 0
-        self._inbox.put(self._schedule)
-        return True
 
     def _set_metrics(self) -> None:
         self._metrics.policies.set(sum(map(len, self._selection.policies.values())))
