@@ -63,13 +63,7 @@ class PolicyAdmin:
         return {"/policy/why": lambda body: self._answer(lambda: self._explain(*_parse(body)))}
 
     def _answer(self, question: Callable[[], Document]) -> Answer:
-        try:
-            return json_answer(self._ask(question))
-        except Refusal as error:
-            return error.answer()
-
-    def _ask(self, question: Callable[[], Document]) -> Document:
-        """Answers a question in the main thread; raises Refusal."""
+        """Answers a question in the main thread."""
         answer: Future[Document] = Future()
 
         def run() -> None:
@@ -82,10 +76,12 @@ class PolicyAdmin:
 
         self._call_in_main(run)
         try:
-            return answer.result(_LIMIT_S)
+            return json_answer(answer.result(_LIMIT_S))
+        except Refusal as error:
+            return error.answer()
         except TimeoutError:
             msg = f"podwire-agent has been busy for {_LIMIT_S:.0f} s"
-            raise Refusal(msg, "run the command again; the agent's log shows its work", UNAVAILABLE) from None
+            return Refusal(msg, "run the command again; the agent's log shows its work", UNAVAILABLE).answer()
 
     # ---- in the main thread
 

@@ -138,7 +138,8 @@ def _rule_allows(cluster: ClusterState, rule: Rule, connection: PodConnection, d
         return matches_peer
     # The containers of the destination define its named ports. An egress rule uses them only if one of its selectors
     # selects the pod: an ipBlock selects addresses, which have no containers.
-    has_named_ports = direction == INGRESS or _selects_pod(cluster, rule.peers or (EVERY_POD,), address)
+    selectors = [peer for peer in rule.peers or (EVERY_POD,) if isinstance(peer, PodPeer)]
+    has_named_ports = direction == INGRESS or any(_peer_matches(cluster, peer, address) for peer in selectors)
     container_pod = destination if has_named_ports else None
     return any(_port_matches(port, connection, container_pod) for port in rule.ports)
 
@@ -148,10 +149,6 @@ def _peer_matches(cluster: ClusterState, peer: Peer, address: Address) -> bool:
         return address in peer.network and not any(address in network for network in peer.excepts)
     pod = cluster.pods.get(address)
     return pod is not None and selects(peer, pod, cluster.namespaces)
-
-
-def _selects_pod(cluster: ClusterState, peers: tuple[Peer, ...], address: Address) -> bool:
-    return any(isinstance(peer, PodPeer) and _peer_matches(cluster, peer, address) for peer in peers)
 
 
 def _port_matches(port: PortRange, connection: PodConnection, destination: ClusterPod | None) -> bool:

@@ -26,14 +26,11 @@ from kernel.netfilter.nft_compile import compile_rule
 from kernel.netfilter.nft_interval import Interval
 from kernel.netfilter.nft_set import ADDRESS, PADDED_PORT, PORT, Set
 from kernel.rtnl import Request
-from process.values import replace
 
 _FORWARD, _OUTPUT = 2, 3  # NF_INET_*
 _EGRESS_PRIORITY, _INGRESS_PRIORITY = -10, -9  # before firewalls' chains, which have priority filter (0)
 _VERSIONS = (4, 6)
 
-EGRESS_MAPS = {version: replace(element_set, verdicts=True) for version, element_set in EGRESS.items()}
-INGRESS_MAPS = {version: replace(element_set, verdicts=True) for version, element_set in INGRESS.items()}
 COUNTER_PREFIX = "d-"  # the name of a chain's drop counter is this and the name of the chain
 
 _KEY_PARTS = {
@@ -54,7 +51,7 @@ _SELF = ("ip saddr . ip daddr @self4 accept", "ip6 saddr . ip6 daddr @self6 acce
 # With bridge netfilter, frames between pods of one bridge pass the hook forward, including neighbour discovery.
 _NEIGHBOUR_DISCOVERY = "icmpv6 type 133-137 accept"
 _LOCAL_SOURCE = "fib saddr type local accept"  # packets that the node itself sends
-BASE_SETS = (*EGRESS_MAPS.values(), *INGRESS_MAPS.values(), *SELF.values())
+BASE_SETS = (*EGRESS.values(), *INGRESS.values(), *SELF.values())
 
 
 def compile_base(*, check_established: bool) -> BaseTable:
@@ -154,8 +151,8 @@ def verdict_elements(verdicts: Mapping[Address, Verdict]) -> dict[Set, dict[byte
     for address, verdict in verdicts.items():
         version, key = address.version, address.packed
         if verdict.egress:
-            elements[EGRESS_MAPS[version]][key] = verdict.egress
+            elements[EGRESS[version]][key] = verdict.egress
         if verdict.ingress:
-            elements[INGRESS_MAPS[version]][key] = verdict.ingress
+            elements[INGRESS[version]][key] = verdict.ingress
         elements[SELF[version]][key + key] = ""
     return elements

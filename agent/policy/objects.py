@@ -64,15 +64,11 @@ class ClusterPod(NamedTuple):
 
 
 class Namespace(NamedTuple):
-    """A namespace with its labels."""
+    """A namespace with its labels; unlike pods and policies, it is in no `namespace`."""
 
     name: str
     labels: Mapping[str, str]
-
-    @property
-    def namespace(self) -> str:
-        """The empty string: unlike pods and policies, a Namespace object is in no namespace."""
-        return ""
+    namespace: str = ""
 
 
 class PodPeer(NamedTuple):

@@ -115,17 +115,15 @@ class PeerSets:
         for peer_set, element in after - before:
             self._change(peer_set, element, is_added=True)
 
-    def change_namespace(self, name: str, change: Callable[[], None]) -> None:
-        """Calls `change`, which changes a namespace's labels, and adds its pods to sets or removes them accordingly.
+    def change_namespace(self, name: str, new: Namespace | None) -> None:
+        """Adds a namespace's pods to sets or removes them; call it before `namespaces` has its new object.
 
         It compares each selector of namespaces before and after, and visits pods only if the results differ.
         """
-        sets_by_labels = [peer_set for peer_set in self._sets.values() if peer_set.key.peer.namespaces is not None]
-        before = [selects_namespace(peer_set.key.peer, name, self._namespaces) for peer_set in sets_by_labels]
-        change()
-        for peer_set, was_selected in zip(sets_by_labels, before, strict=True):
-            is_selected = selects_namespace(peer_set.key.peer, name, self._namespaces)
-            if is_selected != was_selected:
+        after = {name: new} if new else {}
+        for peer_set in self._sets.values():
+            is_selected = selects_namespace(peer_set.key.peer, name, after)
+            if is_selected != selects_namespace(peer_set.key.peer, name, self._namespaces):
                 for element in set(self._elements(peer_set.key, {name})):
                     self._change(peer_set, element, is_added=is_selected)
 

@@ -74,11 +74,13 @@ class PolicySelection:
     def set_namespace(self, namespace: Namespace) -> None:
         """Stores a namespace's new or changed object."""
         if self.namespaces.get(namespace.name) != namespace:
-            self.peer_sets.change_namespace(namespace.name, lambda: self.namespaces.update({namespace.name: namespace}))
+            self.peer_sets.change_namespace(namespace.name, namespace)
+            self.namespaces[namespace.name] = namespace
 
     def remove_namespace(self, name: str) -> None:
         """Removes a namespace's object: of the selectors of namespaces only the empty one still selects it."""
-        self.peer_sets.change_namespace(name, lambda: self.namespaces.pop(name, None) and None)
+        self.peer_sets.change_namespace(name, None)
+        self.namespaces.pop(name, None)
 
     def set_policy(self, policy: Policy) -> None:
         """Stores a new or changed policy."""

@@ -23,10 +23,9 @@ GATE_SOCKET = f"{DIRECTORY}/gate.sock"
 
 TABLE = Table(nft.INET, "podwire_policy", "made by podwire-agent for NetworkPolicies")
 
-# Verdict maps: the address of a pod on this node, to the chain of its policies. These values describe only the keys,
-# with which DEL deletes elements; agent/policy/filter_rules.py has the maps with verdicts.
-EGRESS = {version: Set(TABLE, f"egress{version}", (part,)) for version, part in ADDRESS.items()}
-INGRESS = {version: Set(TABLE, f"ingress{version}", (part,)) for version, part in ADDRESS.items()}
+# Verdict maps: the address of a pod on this node, to the chain of its policies.
+EGRESS = {version: Set(TABLE, f"egress{version}", (part,), verdicts=True) for version, part in ADDRESS.items()}
+INGRESS = {version: Set(TABLE, f"ingress{version}", (part,), verdicts=True) for version, part in ADDRESS.items()}
 # Pairs of the address of a pod on this node with itself: a pod may always reach itself.
 SELF = {version: Set(TABLE, f"self{version}", (part, part)) for version, part in ADDRESS.items()}
 
