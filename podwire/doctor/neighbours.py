@@ -69,7 +69,7 @@ def _entries(node: CheckedNode) -> Iterator[Finding]:
             how = "was set to" if entry.is_permanent else "was learned as"
             text = f'{entry.address} on "{pod.gate.name}" {how} {format_mac(entry.mac)}, but the pod has {pod.mac}'
             fix = duplicate_advice(node, pod, entry) or ShellCommand(f"ip neigh del {where}")
-            yield _WRONG.finding(subject, text, fix)
+            yield _WRONG.finding(subject, text, fix, behind=(pod.mac_object(format_mac(entry.mac)),))
 
 
 def duplicate_advice(node: CheckedNode, pod: VethPod, entry: NeighbourEntry) -> str:

@@ -44,6 +44,10 @@ class VethPod:
         """The attachment in `Finding.objects`."""
         return attachment_key(self.attachment)
 
+    def mac_object(self, mac: str) -> str:
+        """Returns, for `Finding.objects`, that the pod has a MAC address now, other than at ADD."""
+        return f"{self.key} {mac}"
+
     @cached_property
     def mac_bytes(self) -> bytes | None:
         """The MAC address, None if the result has none."""
