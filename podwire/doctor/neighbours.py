@@ -73,9 +73,13 @@ def _entries(node: CheckedNode) -> Iterator[Finding]:
 
 
 def duplicate_advice(node: CheckedNode, pod: VethPod, entry: NeighbourEntry) -> str:
-    """Returns advice for a learned entry whose MAC address answers on the pods' bridge: a deleted one comes back."""
+    """Returns advice for a learned entry whose MAC address answers on the pods' bridge: a deleted one comes back.
+
+    Behind the port of the pod that has the address, it is an earlier MAC address of that pod.
+    """
     port = "" if entry.is_permanent else port_of_mac(node, pod, entry.mac)
-    if not port:
+    owners = (one.host_veth for one in list_pods(node) if one.host_veth and entry.address in one.addresses)
+    if not port or port in [veth.name for veth in owners]:
         return ""
     where = f'behind the port "{port}" of {pod.item.bridge}'
     return f"another machine has {entry.address}, too: remove it from the one with {format_mac(entry.mac)}, {where}"
