@@ -15,6 +15,7 @@ done
 """
 
 
+@pytest.mark.needs("nft_nat")
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_first_commands_on_a_node(host, tmp_path):

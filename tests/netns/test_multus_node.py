@@ -15,6 +15,7 @@ from tests.support.netlist import NetworkList, runner
 from tests.support.netstate import links
 from tests.support.packet_node import PacketNode
 
+pytestmark = pytest.mark.needs("nft_nat")
 PORTS = [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]
 _VERSION = "1.0.0"
 _LOOPBACK = NetworkList("cni-loopback", _VERSION, ({"type": "loopback"},))

@@ -24,6 +24,7 @@ from tests.support.netstate import nft_rules
 from tests.support.policy_node import PODS, agent, files, records, write_namespaces
 from tests.support.repair_node import Node
 
+pytestmark = pytest.mark.needs("nft_inet")
 ARGS = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=1-2"
 AGENTS_TABLE = """
 table inet podwire_policy {

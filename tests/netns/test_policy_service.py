@@ -32,6 +32,7 @@ from process.signals import Terminated
 from tests.support.errors import failure_of
 from tests.support.policy_node import private_directory
 
+pytestmark = pytest.mark.needs("nft_inet")
 ADDRESS = "10.22.0.7"
 ON_NODE: Any = {"spec": {"nodeName": "node-1"}, "status": {"phase": "Running", "podIP": ADDRESS}}
 DENY: Any = {"metadata": {"namespace": "shop", "name": "deny"}, "spec": {"podSelector": {}}}
@@ -84,8 +85,7 @@ class Agent:
 
     def __init__(self, script: Script) -> None:
         self.loop, self.problem, self.note = Loop(), "starting", ""
-        settings = parse(["--network-policy", "--no-install"], {"NODE_NAME": "node-1"})
-        metrics = Metrics("1").add_policies()
+        settings, metrics = parse(["--network-policy"], {"NODE_NAME": "node-1"}), Metrics("1").add_policies()
         self.service = PolicyService(settings, self.loop, script, metrics, self.report, Log("error", "1", "n"))
         self.service.start()
 
