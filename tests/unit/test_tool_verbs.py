@@ -152,6 +152,12 @@ def test_cache_entry_has_the_whole_network(tmp_path):
     assert (again.name, again.version) == (original.name, original.version)
 
 
+def test_the_type_of_a_single_plugin_may_have_another_case():
+    """A file of one plugin with "Type", which libcni reads, is a network of this plugin."""
+    network = networks.parse(b'{"cniVersion": "1.0.0", "name": "net", "Type": "bridge"}', "10-net.conf")
+    assert network.kinds == ("bridge",)
+
+
 def test_cache_entry_is_written_atomically(tmp_path, monkeypatch):
     """A failed write keeps the existing entry and leaves no temporary file."""
     result_cache.write_entry(Layer(str(tmp_path)), network(), POD, RESULT)
