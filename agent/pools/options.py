@@ -169,7 +169,7 @@ def _problem(options: PoolOptions) -> str:
 
 def _space_name(text: str) -> str:
     if not _SPACE_NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not 1 to 63 of a-z, 0-9 and -, the ends no -")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name of 1 to 63 of a-z, 0-9 and -, without - at its ends")
     return text
 
 

@@ -113,7 +113,8 @@ class _Inspection:
             text = f"it sends packets for {entry.address} to {format_mac(entry.mac)}, and not to {format_mac(expected)}"
             command = f"ip neigh del {entry.address} dev {quote(self._ifname)}"
             fix = duplicate_advice(self._node, self._pod, entry) or self._one.inner(command)
-            yield self._one.finding(faults.NEIGHBOUR, text, fix, causes=False)
+            behind = (owner.mac_object(format_mac(entry.mac)),) if owner else ()
+            yield self._one.finding(faults.NEIGHBOUR, text, fix, causes=False, behind=behind)
 
     def _expected_mac(self, neighbour: Address) -> bytes | None:
         """Returns the MAC address of the gateway, or of another pod of the network; None if it is unknown."""

@@ -29,8 +29,8 @@ def list_findings(one: InspectedPod, link: Link) -> Iterator[Finding]:
 def _link(one: InspectedPod, link: Link) -> Iterator[Finding]:
     if one.pod.mac and link.mac and link.mac != one.pod.mac:
         text = f"its MAC address is {link.mac}, and was {one.pod.mac} at ADD"
-        finding = one.finding(faults.MAC, text, one.inner(f"ip link set {quote(one.ifname)} address {one.pod.mac}"))
-        yield replace(finding, objects=(*finding.objects, one.pod.mac_object(link.mac)))
+        fix = one.inner(f"ip link set {quote(one.ifname)} address {one.pod.mac}")
+        yield one.finding(faults.MAC, text, fix, objects=(one.pod.mac_object(link.mac),))
     if link.flags & IFF_NOARP:
         yield one.finding(faults.NOARP, "ARP is off", one.inner(f"ip link set {quote(one.ifname)} arp on"))
 

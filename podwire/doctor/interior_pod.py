@@ -29,12 +29,12 @@ class InspectedPod:
 
     def finding(
         self, fault: Fault, text: str, fix: str, *, causes: bool = True, severity: Severity | None = None,
-        advice: str = "",
+        advice: str = "", objects: tuple[str, ...] = (), behind: tuple[str, ...] = (),
     ) -> Finding:  # fmt: skip
         """Returns a finding of this pod; one that `causes` others explains CHECK's failure."""
         veth = self.pod.host_veth.name if self.pod.host_veth else ""
-        objects = (self.pod.key, f"interior {veth}") if causes else ()
-        return fault.finding(self._subject, text, fix, objects=objects, severity=severity, advice=advice)
+        objects += (self.pod.key, f"interior {veth}") if causes else ()
+        return fault.finding(self._subject, text, fix, objects=objects, behind=behind, severity=severity, advice=advice)
 
     def inner(self, *commands: str) -> ShellCommand:
         """Returns commands that are run in the pod's namespace."""

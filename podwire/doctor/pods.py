@@ -45,7 +45,7 @@ class VethPod:
         return attachment_key(self.attachment)
 
     def mac_object(self, mac: str) -> str:
-        """Returns, for `Finding.objects`, that the pod has a MAC address now, other than at ADD."""
+        """Returns the name in `Finding.objects` of a MAC address that the pod has now, and did not have at ADD."""
         return f"{self.key} {mac}"
 
     @cached_property
